@@ -13,6 +13,7 @@ from typing import Any
 from rayfl import plugins
 from rayfl.config import BLOCK_SETTINGS, CHANGEABLE, Config, changes, load
 from rayfl.config.kinds import KINDS
+from rayfl.config.reading import continued
 from rayfl.errors import ConfigError, DataError, DiskError, Held, Interrupted, RayflError
 from rayfl.events import Begun, Finished, Listener, Note, RoundDone, RunEvent
 from rayfl.monitor import Monitor, Status
@@ -135,7 +136,7 @@ def resume(
             f"--changed-plugins resumes with the new one; the old one is in {directory.path}/plugins",
         )
     for plugin in changed:
-        plugins.restore(plugin, plugin.folder, KINDS.values())
+        plugins.restore(plugin, plugin.folder, directory.path, KINDS.values(), changed=True)
         what = directory.changed_files(plugin)
         on_event(Note(f"plug-in {plugin.given} has changed since the run began{what}"))
     overrides = [overrides] if isinstance(overrides, str) else list(overrides)
@@ -146,8 +147,8 @@ def resume(
             raise ConfigError(
                 text, "cannot be changed in a resumed run", "rounds, execution.* and output.* can"
             )
-    begun = directory.config
-    config = load(begun, overrides)
+    begun = directory.config_with(changed)
+    config = continued(begun, overrides)
     if config.output.root != begun.output.root:
         raise ConfigError(
             "output.root",

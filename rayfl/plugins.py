@@ -28,6 +28,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -113,10 +114,38 @@ class Plugin:
 _loaded: dict[str, Plugin] = {}
 """The plug-ins of this process by module, in the order in which they were imported."""
 
-_restored: set[str] = set()
-"""The plug-ins restored from an earlier run; they replace whatever is now at the path that the user named
-then.
+_restored: dict[str, Path] = {}
+"""The plug-ins restored from an earlier run, with its directory; for that run they replace whatever is now at
+the path that the user named then.
 """
+
+
+class _Kept:
+    """Finds what restored plug-ins import where their sources are, also in functions that are called later.
+
+    Their folders come last on ``sys.path``, after the current one, which may hold newer versions.
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        """What Python asks of a finder; of modules within packages only the package knows."""
+        if path is not None:
+            return None
+        for module in _restored.keys() & _loaded.keys() - _travelled():
+            plugin = _loaded[module]
+            if plugin.folder is None or plugin.installed or name not in _tops(plugin):
+                continue
+            usual = PathFinder.find_spec(name)
+            if name not in sys.stdlib_module_names and not (
+                usual and usual.origin and _is_installed(Path(usual.origin))
+            ):
+                return PathFinder.find_spec(name, [str(plugin.folder)])
+        return None
+
+
+def _tops(plugin: Plugin) -> set[str]:
+    """The top modules among the files of a plug-in."""
+    return {name.partition("/")[0].removesuffix(".py") for name in plugin.files}
 
 
 def loaded() -> tuple[Plugin, ...]:
@@ -151,22 +180,148 @@ def load(named: Iterable[str], registries: Iterable[Registry[Any]]) -> None:
         _offer(_import(given, "plugins"), registries)
 
 
-def restore(recorded: Plugin, folder: Path | None, registries: Iterable[Registry[Any]]) -> None:
-    """Import a plug-in of an earlier run, unless this process already has some version of it.
+def restore(
+    recorded: Plugin,
+    folder: Path | None,
+    run: Path,
+    registries: Iterable[Registry[Any]],
+    changed: bool = False,
+) -> None:
+    """Import a plug-in of an earlier run, or take the one of this process if it is the same.
 
     Args:
         recorded: its entry in ``plugins.json``.
         folder: where its files are now; None for an installed package.
+        run: the run directory.
         registries: that may receive parts.
+        changed: take another version of it, too.
 
     Raises:
-        ConfigError: as :func:`load`.
+        ConfigError: as :func:`load`; or if this process has imported another version, with which the run's
+            models would be others.
     """
-    if recorded.module not in _loaded:
-        module = _imported(recorded.module, recorded.given, "plugins", folder)
-        _loaded[recorded.module] = _describe(module, recorded.given)
-        _restored.add(recorded.module)
-    _offer(sys.modules[recorded.module], registries)
+    name = recorded.module
+    if fresh := name not in _loaded:
+        folder = None if folder is None else Path(os.path.abspath(folder))  # also after os.chdir
+        _restored[name] = Path(os.path.abspath(run))
+        _loaded[name] = recorded if folder is None else replace(recorded, folder=folder)  # where to find it
+        if _finder not in sys.meta_path:
+            sys.meta_path.insert(0, _finder)
+        importlib.invalidate_caches()
+        try:
+            _loaded[name] = _describe(_imported(name, recorded.given, "plugins", folder), recorded.given)
+        except BaseException:
+            _forget(name)
+            raise
+    if not changed and name not in _travelled():
+        other = _other_version(recorded)
+        if other is not None:
+            if fresh:
+                _forget(name)
+            raise ConfigError(
+                f"plug-in {recorded.given}",
+                f"{other} was imported, and is another version than that of {run}",
+                "restart Python, and read the run before that is imported",
+            )
+    _offer(sys.modules[name], registries)
+
+
+_finder: Any = _Kept()
+
+
+def _forget(name: str) -> None:
+    """As if a plug-in had not been restored."""
+    del _loaded[name], _restored[name]
+
+
+def _other_version(recorded: Plugin) -> str | None:
+    """The file of this process that is not as a run recorded it; None if all are.
+
+    Installed packages are not compared: the run did not keep them, and no restart would bring them back.
+    """
+    here = _loaded[recorded.module]
+    if recorded.installed or here.installed or here.folder is None:
+        return None
+    # In the folder of the run's sources a plug-in may find more files that belong to it.
+    if here.sha256 != recorded.sha256 and not (
+        here.now() == here and _hash_in(here.folder, recorded.files) == recorded.sha256
+    ):
+        return str(getattr(sys.modules[recorded.module], "__file__", recorded.module))
+    return _stray(here)
+
+
+def _stray(plugin: Plugin) -> str | None:
+    """A module from elsewhere, with other contents, that Python takes for a file of a plug-in."""
+    if plugin.folder is None or plugin.installed or plugin.module in _travelled():
+        return None
+    for file in plugin.files:
+        name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        found = getattr(sys.modules.get(name), "__file__", None)
+        here = plugin.folder / file
+        if found is None or os.path.abspath(found) == str(here) or _is_installed(Path(found)):
+            continue
+        try:
+            same = Path(found).read_bytes() == here.read_bytes()
+        except OSError:
+            same = False
+        if not same:
+            return str(found)
+    return None
+
+
+def refuse_old(named: Iterable[str]) -> None:
+    """Refuse plug-ins whose old version this process has imported because it has read an earlier run.
+
+    Args:
+        named: modules and files, or targets in them, that the config of a new run names.
+
+    Raises:
+        ConfigError: if a new process would import other code.
+    """
+    if not _restored:
+        return
+    for given in named:
+        source = given.rpartition(":")[0] or given
+        is_file = _is_file(source)
+        top = Path(source).stem if is_file else source.partition(".")[0]
+        for module, run in _restored.items():
+            if module not in _loaded or module.partition(".")[0] != top or module in _travelled():
+                continue
+            plugin = _loaded[module]
+            folder = _folder_of(source) if is_file else _found_anew(top)
+            if plugin.installed or folder is None or _hash_in(folder, plugin.files) == plugin.sha256:
+                continue
+            raise ConfigError(
+                f"plug-in {source}",
+                f"has changed since {run} kept the version that was imported to read it",
+                "restart Python",
+            )
+
+
+def _folder_of(given: str) -> Path | None:
+    """The folder in which a file lies; None if there is none."""
+    path = Path(os.path.abspath(os.path.expanduser(given)))
+    return path.parent if path.is_file() else None
+
+
+def _found_anew(top: str) -> Path | None:
+    """The folder in which a process that has read no run would find a module; None if it found none."""
+    kept = {str(run / "plugins") for run in _restored.values()}
+    paths = [os.path.abspath(path) for path in sys.path]
+    spec = PathFinder.find_spec(top, [*(path for path in paths if path not in kept), os.getcwd()])
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations))).parent
+    return Path(spec.origin).parent if spec.origin else None
+
+
+def _hash_in(folder: Path, files: Sequence[str]) -> str | None:
+    """The hash of files in a folder; None if one is missing."""
+    try:
+        return _hash(folder, files)
+    except OSError:
+        return None
 
 
 def load_everywhere(registries: Iterable[Registry[Any]]) -> None:
@@ -235,7 +390,7 @@ def target_of(thing: Any) -> str:
 
 def _import(given: str, where: str) -> ModuleType:
     """Import a module by its name or its file, and remember it as a plug-in."""
-    is_file = given.endswith(".py") or os.sep in given
+    is_file = _is_file(given)
     name = Path(given).stem if is_file else given
     if name.partition(".")[0] == __name__.partition(".")[0]:
         return _imported(name, given, where, None)
@@ -245,19 +400,35 @@ def _import(given: str, where: str) -> ModuleType:
             _check_file(given, name, where)
             # The folder of a link, not of its target
             folder = Path(os.path.abspath(os.path.expanduser(given))).parent
-        _loaded[name] = _describe(_imported(name, given, where, folder), given)
+        plugin = _describe(_imported(name, given, where, folder), given)
+        if (stray := _stray(plugin)) is not None:
+            what = f"{given}: another version of what it imports has been imported ({stray})"
+            raise ConfigError(where, what, "restart Python, or rename the file")
+        _loaded[name] = plugin
+        _restored.pop(name, None)
     elif not _loaded[name].installed and _loaded[name].now() not in (None, _loaded[name]):
         raise ConfigError(where, f"{given}: has changed since it was imported", "restart Python")
     return sys.modules[name]
 
 
+def _is_file(given: str) -> bool:
+    """Whether a plug-in is given as a file, and not by its name."""
+    return given.endswith(".py") or os.sep in given
+
+
 def _same_file(name: str, given: str) -> bool:
-    """Whether a module was imported from this file, even if the file no longer exists."""
-    if name in _restored or name in _travelled() or _loaded[name].given == given:
+    """Whether a module was imported from this file, even if it no longer exists, or from an equal one."""
+    if name in _restored or name in _travelled():
         return True
-    file = getattr(sys.modules[name], "__file__", None)
-    path = Path(given).expanduser()
-    return path.is_file() and file is not None and path.resolve() == Path(file).resolve()
+    plugin, file = _loaded[name], getattr(sys.modules[name], "__file__", None)
+    path = Path(os.path.abspath(os.path.expanduser(given)))  # the same name is another file in another folder
+    if file is not None and os.path.abspath(file) == str(path):
+        return True
+    if not path.is_file():
+        return plugin.given == given
+    if file is not None and path.resolve() == Path(file).resolve():
+        return True
+    return path.name in plugin.files and _hash_in(path.parent, plugin.files) == plugin.sha256
 
 
 def _travelled() -> frozenset[str]:
@@ -311,9 +482,8 @@ def _check_file(given: str, name: str, where: str) -> None:
                 return
             other = spec.origin
     if other is None or Path(other).resolve() != path.resolve():
-        raise ConfigError(
-            where, f"{given}: there is another module named {name!r} ({other})", "rename the file"
-        )
+        remedy = "restart Python, or rename the file" if name in _loaded else "rename the file"
+        raise ConfigError(where, f"{given}: there is another module named {name!r} ({other})", remedy)
 
 
 def _imported(name: str, given: str, where: str, folder: Path | None) -> ModuleType:

@@ -295,14 +295,20 @@ class RunDirectory:
         """The resolved config of the run; its plug-ins are imported, as they were.
 
         Raises:
-            ConfigError: if one of them cannot be.
+            ConfigError: if one of them cannot be, or this process has imported another version of it.
+        """
+        return self.config_with()
+
+    def config_with(self, changed: Sequence[plugins.Plugin] = ()) -> Config:
+        """As :attr:`config`, but with some plug-ins as they are in this process.
+
+        Raises:
+            ConfigError
         """
         for plugin in self.recorded_plugins():
-            if plugin.installed:
-                plugins.restore(plugin, None, KINDS.values())
-            else:
-                unchanged = plugin.now() == plugin
-                plugins.restore(plugin, plugin.folder if unchanged else self._sources, KINDS.values())
+            folder = plugin.folder if plugin.now() == plugin else self._sources
+            folder = None if plugin.installed else folder
+            plugins.restore(plugin, folder, self.path, KINDS.values(), plugin in changed)
         return reload(self.path / "config.yaml")
 
     @property

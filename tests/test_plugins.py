@@ -11,17 +11,19 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from rayfl import cli, plugins
 from rayfl.algorithms import ALGORITHMS
 from rayfl.algorithms.fedavg import FedAvg
-from rayfl.api import resume, run
+from rayfl.api import Result, client_models, resume, run
 from rayfl.cli import _plugins_first
 from rayfl.config import Config, describe_preset, load, presets, with_paper
 from rayfl.config.kinds import KINDS, bring
 from rayfl.errors import ConfigError
 from rayfl.rundir import RunDirectory
+from rayfl.study.plan import key_of
 
 METHOD = """
 from typing import Literal
@@ -46,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     """An own folder, in which the test works, with files; this process knows no plug-in before, nor after."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plugins, "_loaded", {})
-    monkeypatch.setattr(plugins, "_restored", set())
+    monkeypatch.setattr(plugins, "_restored", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     for registry in KINDS.values():
@@ -356,6 +358,133 @@ def test_a_changed_sibling_is_named_and_a_failed_try_keeps_the_old_source(folder
     assert "new" in kept.read_text()
     forget()
     resume(first.path, ["rounds=4"])
+
+
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    age = "{age}"
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, x):
+        from own_lazy import age  # when the run is read it has been edited, too
+        self.imported = age
+        return self.last(x.flatten(1))
+"""
+
+
+@pytest.fixture
+def edited(folder) -> Callable[[str], RunDirectory]:
+    """A run with an own network, whose files are then edited, as a new process finds it."""
+
+    def begin(target: str) -> RunDirectory:
+        root = folder(own_net=NET.format(age="old"), own_lazy="age = 'old'\n")
+        given = {"data": "digits", "model": {"name": "module", "target": target}, "rounds": 1}
+        found = RunDirectory(run({**SMALL, **given}).path)
+        forget()
+        (root / "own_net.py").write_text(NET.format(age="edited"))
+        (root / "own_lazy.py").write_text("age = 'edited'\n")
+        sys.path.insert(0, str(root))  # as in a notebook, and of python -m
+        return found
+
+    return begin
+
+
+@pytest.mark.parametrize("target", ["own_net.py:Net", "own_net:Net"])
+def test_a_run_is_read_with_its_own_code_and_a_new_one_does_not_take_it(edited, target):
+    before = edited(target)
+    net = Result(before.path).model(cluster=0)
+    assert net.age == "old"
+    net(torch.zeros(1, 1, 8, 8))
+    assert net.imported == "old"
+
+    given = {**SMALL, "data": "digits", "model": {"name": "module", "target": target}}
+    message = rf"^plug-in {target[:-4]}: has changed since .*{before.path.name} kept .*; restart Python$"
+    for source in (given, before.config):
+        with pytest.raises(ConfigError, match=message):
+            run(source)
+    with pytest.raises(ConfigError, match=message):
+        key_of(before.config)
+    assert len(list(Path("runs").iterdir())) == 1
+    assert Result(before.path).model(cluster=0).age == "old"
+
+    for file in ("own_net.py", "own_lazy.py"):
+        Path(file).write_bytes((before.path / "plugins" / file).read_bytes())
+    assert load(given) == load(given)  # it is the same source again
+
+
+def test_parts_of_a_run_that_was_read_are_not_those_of_an_edited_file(folder):
+    root = folder(own_r=METHOD.format(name="reread"))
+    given = {**SMALL, "plugins": ["own_r.py"], "algorithm": "reread"}
+    path = run(given).path
+    forget()
+    (root / "own_r.py").write_text(METHOD.format(name="reread") + "    more: int = 3\n")
+    before = RunDirectory(path).config
+    for settings in (given, {**given, "plugins": ["own_r"]}, {**given, "plugins": []}):
+        with pytest.raises(ConfigError, match=r"plug-in own_r(.py)?: has changed since .*; restart Python"):
+            load(settings)
+    assert resume(path, ["rounds=3"]).rounds.shape[0] == 3  # the run goes on as it was
+    (root / "own_r.py").unlink()
+    assert load(given).algorithm == before.algorithm  # there is no other
+
+
+@pytest.mark.parametrize("rayfl_knows", [True, False])
+def test_a_run_is_not_read_with_a_newer_version_of_its_code(edited, rayfl_knows):
+    before = edited("own_net.py:Net")
+    if rayfl_knows:
+        plugins.resolve("own_net.py:Net", "model.target")
+    else:
+        importlib.import_module("own_net")
+    for read in (lambda: Result(before.path).model(cluster=0), lambda: list(client_models(before.path))):
+        with pytest.raises(ConfigError, match=r"own_net.py: .*own_net.py was imported, and is another versi"):
+            read()
+    assert load({**SMALL, "plugins": ["own_net.py"]}).plugins  # the new one goes on
+
+
+def test_nor_with_a_newer_version_of_what_its_code_imports(edited):
+    before = edited("own_net.py:Net")
+    importlib.import_module("own_lazy")
+    with pytest.raises(
+        ConfigError, match=r"own_lazy.py was imported, and is another version.*restart Python"
+    ):
+        _ = before.config
+
+
+def test_other_versions_are_taken_only_while_a_run_is_resumed_with_them(edited):
+    before = edited("own_net.py:Net")
+    Path("own_net.py").write_text(NET.format(age="edited").replace("Linear(64, 10)", "Linear(64, 11)"))
+    with pytest.raises(Exception, match="11"):
+        resume(before.path, ["rounds=2"], changed_plugins=True)
+    with pytest.raises(ConfigError, match="is another version than that of"):
+        _ = before.config
+
+
+def test_a_new_plug_in_does_not_import_what_a_run_that_was_read_had(edited):
+    assert Result(edited("own_net.py:Net").path).model(cluster=0)(torch.zeros(1, 1, 8, 8)) is not None
+    Path("own_other.py").write_text("import own_lazy\n")
+    with pytest.raises(ConfigError, match=r"own_other.py: another version of what it imports .*own_lazy.py"):
+        bring(["own_other.py"])
+
+
+def test_a_relative_file_is_another_one_in_another_folder(folder, monkeypatch):
+    root = folder(a_in_own_q="x = 1", b_in_own_q="x = 2", c_in_own_q="x = 1")
+    monkeypatch.chdir(root / "a")
+    assert plugins.resolve("own_q.py:x", "x") == 1
+    monkeypatch.chdir(root / "b")
+    with pytest.raises(
+        ConfigError, match=r"own_q.py: there is another .*a/own_q.py\); restart Python, or ren"
+    ):
+        plugins.resolve("own_q.py:x", "x")
+    monkeypatch.chdir(root / "c")
+    assert plugins.resolve("own_q.py:x", "x") == 1  # an equal one
+    monkeypatch.chdir(root)
+    assert plugins.resolve("own_q.py:x", "x") == 1  # none
+    (root / "a" / "own_q.py").unlink()
+    assert plugins.resolve("a/../a/own_q.py:x", "x") == 1  # it is gone
 
 
 def test_changed_in_mid_process(folder):

@@ -64,6 +64,17 @@ def bring_classes(section: Section) -> None:
                 bring_classes(each)
 
 
+def modules_of(section: Section) -> set[str]:
+    """The modules of the classes of a part, and of those within it."""
+    found = {type(section).__module__}
+    for key in type(section).model_fields:
+        value = getattr(section, key)
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, Section):
+                found |= modules_of(each)
+    return found
+
+
 def _bring_class(part: type[Section]) -> None:
     if part.__module__.partition(".")[0] != plugins.__name__.partition(".")[0]:
         kinds.bring([plugins.target_of(part).rpartition(":")[0]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from rayfl import plugins
 from rayfl.algorithms import ALGORITHMS, Algorithm
 from rayfl.config import kinds
 from rayfl.config.mistakes import explain
-from rayfl.config.objects import bring_classes, plain
+from rayfl.config.objects import bring_classes, modules_of, plain
 from rayfl.config.schema import EXCLUDED, USED_BY_SOME, Config
 from rayfl.config.text import NOT_YAML, parse, problem_of
 from rayfl.config.words import describe, one_line, sections, shown
@@ -88,6 +88,30 @@ def load(
     """
     settings, given, overrides = read(source), plain(parts), names_first(overrides)
     wanted = with_overrides({**settings, **given}, overrides)
+    plugins.refuse_old([*_plugins_in(wanted), *_targets(wanted)])  # first: their settings may be others
+    config = _completed(settings, given, overrides, wanted)
+    plugins.refuse_old(modules_of(config))
+    return config
+
+
+def continued(begun: Config, overrides: Sequence[str]) -> Config:
+    """The config of an earlier run with other settings, and with the plug-ins with which it was read."""
+    settings, overrides = read(begun), names_first(overrides)
+    return _completed(settings, {}, overrides, with_overrides(settings, overrides))
+
+
+def _targets(value: Any) -> Iterator[str]:
+    """The texts among settings that may be targets."""
+    if isinstance(value, str) and ":" in value:
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _targets(each)
+
+
+def _completed(
+    settings: dict[str, Any], given: dict[str, Any], overrides: Sequence[str], wanted: dict[str, Any]
+) -> Config:
     bring_plugins(wanted)
     if algorithm_of(wanted) is not algorithm_of(settings):
         wanted = with_overrides({**used(settings, algorithm_of(wanted)), **given}, overrides)
@@ -120,9 +144,13 @@ def bring_plugins(settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: if one cannot be imported.
     """
+    kinds.bring(_plugins_in(settings))
+
+
+def _plugins_in(settings: Mapping[str, Any]) -> list[str]:
     named = settings.get("plugins")
     given = named if isinstance(named, (list, tuple)) else ()
-    kinds.bring(each for each in given if isinstance(each, str) and each)
+    return [each for each in given if isinstance(each, str) and each]
 
 
 def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:

@@ -108,7 +108,9 @@ def key_of(config: Config) -> str:
 def _sources(config: Config) -> set[str]:
     """The hashes of the plug-ins that a config uses: as classes of parts, or by name as in ``my_net:Net``."""
     for part in _parts(config):
+        plugins.refuse_old([type(part).__module__])
         if isinstance(target := getattr(part, "target", None), str):
+            plugins.refuse_old([target])  # or the key would be that of the old source
             plugins.resolve(target, "target")  # or its source would be known only after the first use
     known = {plugin.module: plugin.sha256 for plugin in plugins.loaded()}
     used = set()

@@ -62,7 +62,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
         return str(path)
 
     monkeypatch.setattr(plugins, "_loaded", {})
-    monkeypatch.setattr(plugins, "_restored", set())
+    monkeypatch.setattr(plugins, "_restored", {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield write
     for name in set(sys.modules) - before:
