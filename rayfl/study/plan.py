@@ -21,6 +21,7 @@ from rayfl.config import BLOCK_SETTINGS, Config, load, on_the_same_data, variant
 from rayfl.config.reading import algorithm_of, read
 from rayfl.config.text import as_value
 from rayfl.errors import ConfigError
+from rayfl.models.module import OwnModule
 from rayfl.study.file import Settings, StudyFile, overrides_of, shown
 
 _NO_RESULT = ("name", "plugins", "output")
@@ -93,8 +94,7 @@ def key_of(config: Config) -> str:
     criteria = settings["algorithm"].get("criteria")
     if isinstance(criteria, dict) and "name" in criteria:
         criteria["norms"] = criteria.pop("name")
-    sources = sorted(_sources(config))
-    known = [{**settings, "execution": execution}, sources]
+    known = [{**settings, "execution": execution}, sources_of(config)]
     contents = [
         _listing(path, _changed(path))
         if path.is_dir()
@@ -105,18 +105,30 @@ def key_of(config: Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _sources(config: Config) -> set[str]:
-    """The hashes of the plug-ins that a config uses: as classes of parts, or by name as in ``my_net:Net``."""
+def sources_of(config: Config) -> list[str]:
+    """The hashes of the plug-ins that a config uses, sorted.
+
+    They are those of its parts' classes and of the classes these derive from, those named as in
+    ``my_net:Net``, and those of the modules of a network that was given as an object.
+    """
+    used: set[str] = set()
     for part in _parts(config):
-        if isinstance(target := getattr(part, "target", None), str):
-            plugins.resolve(target, "target")  # or its source would be known only after the first use
+        used.update(base.__module__ for base in type(part).__mro__)
+        used.update(plugins.module_of(value) for _, value in part if isinstance(value, str) and ":" in value)
+        # Or the source would be known only after the first use
+        for target in _targets(part):
+            plugins.resolve(target, "target")
+            used.add(plugins.module_of(target))
     known = {plugin.module: plugin.sha256 for plugin in plugins.loaded()}
-    used = set()
-    for part in _parts(config):
-        names = [type(part).__module__]
-        names += [Path(v.partition(":")[0]).stem for _, v in part if isinstance(v, str) and ":" in v]
-        used |= {known[m] for name in names for m in known if (name + ".").startswith(m + ".")}
-    return used
+    return sorted({known[m] for name in used for m in known if (name + ".").startswith(m + ".")})
+
+
+def _targets(part: BaseModel) -> list[str]:
+    """What a part calls by its name: its target, and the classes of the network that the target reads."""
+    target = getattr(part, "target", None)
+    if not isinstance(target, str):
+        return []
+    return [target, *(part.given_classes() if isinstance(part, OwnModule) else ())]
 
 
 def _inputs(config: Config) -> Iterator[Path]:
