@@ -17,9 +17,11 @@ from torch import nn
 import rayfl
 from rayfl import plugins
 from rayfl.config.kinds import KINDS
-from rayfl.study import inputs
+from rayfl.study import inputs, take
+from rayfl.study.file import StudyFile
 from rayfl.study.plan import PlannedRun, key_of
 from rayfl.study.running import carry_out, directory_of, job_of, run_inline
+from rayfl.study.searching import SearchOutcome, remember, remembered
 
 NET = "from torch import nn\n\nclass Net(nn.Linear):\n    width = 1\n"
 
@@ -267,3 +269,31 @@ def test_a_file_that_changes_before_its_run_begins_is_noticed(tmp_path: Path) ->
     assert not directory_of(runs[1]).exists()
     shutil.copy(tmp_path / "d1.npz", tmp_path / "d0.npz")  # the same contents, at another time
     assert carry_out(jobs[1])["state"] == "finished"
+
+
+def searched(root: Path) -> StudyFile:
+    values = {
+        "name": "s",
+        "plugins": [str(root / "keyed_drawn.py")],
+        "settings": SMALL,
+        "methods": {"FedAvg": {"algorithm": "fedavg"}},
+        "seeds": 0,
+        "tune": {"loss.name": {"choice": ["cross_entropy", "KeyedDrawn"]}, "samples": 2, "seeds": [100]},
+    }
+    return take(values, root, settings=[f"output.root={root / 'runs'}"])
+
+
+def test_what_only_drawn_values_name_counts_for_a_search(
+    tmp_path: Path, forgotten: Callable[[], None]
+) -> None:
+    found = SearchOutcome(
+        "FedAvg", ({"settings": {"loss.name": "KeyedDrawn"}, "score": 0.9, "state": "finished"},)
+    )
+    for scale in (1, 200):
+        source = LOSS.format(module="rayfl.losses", base="CrossEntropy", name="KeyedDrawn", scale=scale)
+        write(tmp_path / "keyed_drawn.py", source)
+        forgotten()
+        study = searched(tmp_path)
+        assert remembered(study, "FedAvg") is None
+        remember(study, found)
+        assert remembered(study, "FedAvg") == found
