@@ -17,10 +17,12 @@ from torch import nn
 import rayfl
 from rayfl import plugins
 from rayfl.config.kinds import KINDS
+from rayfl.errors import RayflError
+from rayfl.events import RoundDone
 from rayfl.study import inputs, take
 from rayfl.study.file import StudyFile
 from rayfl.study.plan import PlannedRun, key_of
-from rayfl.study.running import carry_out, directory_of, job_of, run_inline
+from rayfl.study.running import carry_out, directory_of, is_finished, job_of, run_inline
 from rayfl.study.searching import SearchOutcome, remember, remembered
 
 NET = "from torch import nn\n\nclass Net(nn.Linear):\n    width = 1\n"
@@ -297,3 +299,25 @@ def test_what_only_drawn_values_name_counts_for_a_search(
         assert remembered(study, "FedAvg") is None
         remember(study, found)
         assert remembered(study, "FedAvg") == found
+
+
+def test_a_finished_run_that_goes_on_is_finished_no_more(tmp_path: Path) -> None:
+    """Were it, a study would take the tables of all rounds with the summary of fewer."""
+    run = planned(tmp_path, rounds=1)
+    assert carry_out(job_of(run, tmp_path / "stop", {}))["state"] == "finished"
+    folder = directory_of(run)
+    assert is_finished(run)
+    rayfl.resume(folder)  # there is nothing to do, and it stays as it is
+    assert is_finished(run)
+
+    def stop(event: Any) -> None:
+        if isinstance(event, RoundDone):
+            raise RayflError("enough")
+
+    with pytest.raises(RayflError, match="enough"):
+        rayfl.resume(folder, ["rounds=3"], stop)
+    assert len((folder / "rounds.csv").read_text().splitlines()) > 2
+    assert not is_finished(run)
+    rayfl.resume(folder)
+    assert is_finished(planned(tmp_path, rounds=3)) is False  # it has the name of another
+    assert json.loads((folder / "summary.json").read_text())["rounds"] == 3
