@@ -371,6 +371,22 @@ def resolve(target: str, where: str) -> Any:
     return found
 
 
+def module_of(target: str) -> str:
+    """The name of the module of a target: ``my_net`` for ``nets/my_net.py:Net``, ``nets.mine`` for
+    ``nets.mine:Net``.
+    """
+    return _name(target.rpartition(":")[0])
+
+
+def _name(given: str) -> str:
+    """The name of a module that is given by its name or as a file."""
+    return Path(given).stem if _is_file(given) else given
+
+
+def _is_file(given: str) -> bool:
+    return given.endswith(".py") or os.sep in given
+
+
 def target_of(thing: Any) -> str:
     """The target that names a class or function.
 
@@ -390,8 +406,7 @@ def target_of(thing: Any) -> str:
 
 def _import(given: str, where: str) -> ModuleType:
     """Import a module by its name or its file, and remember it as a plug-in."""
-    is_file = _is_file(given)
-    name = Path(given).stem if is_file else given
+    is_file, name = _is_file(given), _name(given)
     if name.partition(".")[0] == __name__.partition(".")[0]:
         return _imported(name, given, where, None)
     if name not in _loaded or (is_file and not _same_file(name, given)):

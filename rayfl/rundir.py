@@ -241,6 +241,16 @@ class RunDirectory:
             with contextlib.suppress(DiskError):
                 there.remove()
 
+    def clear(self) -> None:
+        """Remove what a run has left in it, so that another one can be put there; hold its lock.
+
+        Raises:
+            DiskError
+        """
+        for path in sorted(self.path.iterdir()):
+            if not path.name.startswith("."):  # the lock, and what is known of the object storage
+                files.remove(path)
+
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
         """An existing run; one on object storage is fetched.

@@ -570,6 +570,10 @@ class Dataset(Section):
         """Whether :meth:`load` would find its files, without reading them."""
         return True
 
+    def own_files(self, root: Path) -> Sequence[Path]:
+        """The files that users have put into ``root`` themselves, and may have changed since."""
+        return ()
+
     def read_more(self, path: Path, own: Samples) -> MoreSamples | None:
         """Samples of newcomers from a file or folder like the run's; None: they come as an .npz file.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import io
+import pickletools
 import sys
+import zipfile
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -19,6 +21,14 @@ from rayfl.models.base import one_line
 
 if TYPE_CHECKING:
     from torch import nn
+
+_GIVEN = "rayfl.models.modules.given:load"
+"""What reads the file of a network that was given as an object."""
+
+
+def _comes_along(module: str) -> bool:
+    """Whether a module is PyTorch's or Python's, and no plug-in."""
+    return module.partition(".")[0] in {"torch", "numpy", "__builtin__", *sys.stdlib_module_names}
 
 
 class OwnModule(OwnNetwork):
@@ -70,6 +80,21 @@ class OwnModule(OwnNetwork):
             raise ConfigError("model.target", what, "expected a torch.nn.Module")
         return module
 
+    def given_classes(self) -> list[str]:
+        """The targets of the user's classes in the file of a network that was given as an object."""
+        path = self.kwargs.get("path")
+        if self.target != _GIVEN or not isinstance(path, str):
+            return []
+        try:
+            with zipfile.ZipFile(path) as packed:
+                (name,) = (each for each in packed.namelist() if each.endswith("data.pkl"))
+                named = list(pickletools.genops(packed.read(name)))
+        except (OSError, ValueError, zipfile.BadZipFile):  # the run says so when it reads it
+            return []
+        # torch.save writes protocol 2, where classes are named by these alone
+        names = [str(value).split(" ", 1) for code, value, _ in named if code.name == "GLOBAL"]
+        return sorted({f"{module}:{of}" for module, of in names if not _comes_along(module)})
+
     def _builder(self) -> Any:
         from torch import nn
 
@@ -111,7 +136,7 @@ def settings_of(thing: Any) -> dict[str, Any] | None:
             what = f"PyTorch cannot write the network to a file ({one_line(error)[:90]})"
             raise ConfigError("model", what, "give its class, or a function that builds it") from None
         path = keep(written.getvalue(), ".pt")
-        return {"name": "module", "target": "rayfl.models.modules.given:load", "kwargs": {"path": path}}
+        return {"name": "module", "target": _GIVEN, "kwargs": {"path": path}}
     if not callable(thing):
         return None
     return {"name": "module", "target": plugins.target_of(thing)}

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayfl import plugins, remote
+from rayfl import files, plugins, remote
 from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
 from rayfl.clients.state import StateLayout
@@ -121,6 +121,8 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
         emit(Note(line))
 
     def describe() -> None:
+        # That of fewer rounds is not the run's any more, from the next round on.
+        files.remove(directory.path / "summary.json")
         now, begun = versions(), directory.versions
         if begun and begun != now:
             changed = ", ".join(f"{each} {begun.get(each)}" for each in now if begun.get(each) != now[each])

@@ -92,6 +92,7 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
         directory = RunDirectory(directory_of(run))
         files.make(directory.path, parents=True)
         with contextlib.suppress(Held), directory.locked():
+            directory.clear()  # models and checkpoints of what was begun are not the archived run's
             directory.write_config(run.config)  # the paths of this machine
             for name, data in contents.items():
                 if name not in (_CONFIG, _SUMMARY):

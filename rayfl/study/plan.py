@@ -6,10 +6,9 @@ import hashlib
 import itertools
 import json
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,9 @@ from rayfl.config import BLOCK_SETTINGS, Config, load, on_the_same_data, variant
 from rayfl.config.reading import algorithm_of, read
 from rayfl.config.text import as_value
 from rayfl.errors import ConfigError
+from rayfl.models.module import OwnModule
 from rayfl.study.file import Settings, StudyFile, overrides_of, shown
+from rayfl.study.inputs import Seen, content_of, inputs_of, parts_in, seen
 
 _NO_RESULT = ("name", "plugins", "output")
 """Sections that change no number of a run."""
@@ -55,7 +56,13 @@ class PlannedRun:
     @cached_property
     def key(self) -> str:
         """The hash of everything that determines the run's numbers: 16 hexadecimal digits."""
+        _ = self.inputs  # before the files are read: what changes from now on is noticed
         return key_of(self.config)
+
+    @cached_property
+    def inputs(self) -> dict[Path, Seen]:
+        """The files and folders that it reads, as they are."""
+        return {path: seen(path) for path in inputs_of(self.config)}
 
     @property
     def title(self) -> str:
@@ -73,8 +80,8 @@ def spoken(axis: str, name: str) -> str:
 def key_of(config: Config) -> str:
     """The hash of a resolved config, and of the plug-ins and files that it names.
 
-    Where a run is executed or written, and its name, do not count. For a folder of images the names and sizes
-    of its files count; datasets that rayfl downloads count by name.
+    Where a run is executed or written, and its name, do not count. For a folder of many images the names,
+    sizes and times of its files count; datasets that rayfl downloads count by name.
     """
     settings = {name: value for name, value in config.to_dict().items() if name not in _NO_RESULT}
     execution = {name: settings["execution"][name] for name in _EXECUTION}
@@ -93,78 +100,41 @@ def key_of(config: Config) -> str:
     criteria = settings["algorithm"].get("criteria")
     if isinstance(criteria, dict) and "name" in criteria:
         criteria["norms"] = criteria.pop("name")
-    sources = sorted(_sources(config))
-    known = [{**settings, "execution": execution}, sources]
-    contents = [
-        _listing(path, _changed(path))
-        if path.is_dir()
-        else _content(path, path.stat().st_size, path.stat().st_mtime_ns)
-        for path in _inputs(config)
-    ]
+    known, contents = [{**settings, "execution": execution}, sources_of(config)], contents_of(config)
     text = json.dumps([*known, contents] if contents else known, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _sources(config: Config) -> set[str]:
-    """The hashes of the plug-ins that a config uses: as classes of parts, or by name as in ``my_net:Net``."""
-    for part in _parts(config):
+def contents_of(config: Config) -> list[str]:
+    """The hashes of the user's files and folders that a config names."""
+    return [content_of(path) for path in inputs_of(config)]
+
+
+def sources_of(config: Config) -> list[str]:
+    """The hashes of the plug-ins that a config uses, sorted.
+
+    They are those of its parts' classes and of the classes these derive from, those named as in
+    ``my_net:Net``, and those of the modules of a network that was given as an object.
+    """
+    used: set[str] = set()
+    for part in parts_in(config):
         plugins.refuse_old([type(part).__module__])
-        if isinstance(target := getattr(part, "target", None), str):
+        used.update(base.__module__ for base in type(part).__mro__)
+        used.update(plugins.module_of(value) for _, value in part if isinstance(value, str) and ":" in value)
+        for target in _targets(part):
             plugins.refuse_old([target])  # or the key would be that of the old source
             plugins.resolve(target, "target")  # or its source would be known only after the first use
+            used.add(plugins.module_of(target))
     known = {plugin.module: plugin.sha256 for plugin in plugins.loaded()}
-    used = set()
-    for part in _parts(config):
-        names = [type(part).__module__]
-        names += [Path(v.partition(":")[0]).stem for _, v in part if isinstance(v, str) and ":" in v]
-        used |= {known[m] for name in names for m in known if (name + ".").startswith(m + ".")}
-    return used
+    return sorted({known[m] for name in used for m in known if (name + ".").startswith(m + ".")})
 
 
-def _inputs(config: Config) -> Iterator[Path]:
-    """The user's files and folders that a config names: data, owners of samples, weights.
-
-    An optional folder ``root`` is one where rayfl keeps things: downloads, runs.
-    """
-    for part in _parts(config):
-        for name, value in part:
-            if not isinstance(value, Path):
-                continue
-            own = name != "root" or type(part).model_fields[name].is_required()
-            if value.is_file() or (own and value.is_dir()):
-                yield value
-
-
-def _changed(folder: Path) -> tuple[int, ...]:
-    """When a folder and the folders in it last changed, in ns."""
-    inner = sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
-    return tuple(os.stat(path).st_mtime_ns for path in (folder, *inner))
-
-
-@cache
-def _listing(folder: Path, changed: tuple[int, ...]) -> str:
-    """The hash of the names and sizes of all files below a folder; reading images would take minutes."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    told = [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
-
-
-@cache
-def _content(path: Path, size: int, changed: int) -> str:
-    """The hash of a file, which is read again when its size or time is another."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _parts(section: BaseModel) -> Iterator[BaseModel]:
-    yield section
-    for _, value in section:
-        for each in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(each, BaseModel):
-                yield from _parts(each)
+def _targets(part: BaseModel) -> list[str]:
+    """What a part calls by its name: its target, and the classes of the network that the target reads."""
+    target = getattr(part, "target", None)
+    if not isinstance(target, str):
+        return []
+    return [target, *(part.given_classes() if isinstance(part, OwnModule) else ())]
 
 
 def check_number(count: int, what: str = "runs") -> None:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rayfl.events import RunEvent
 from rayfl.remote import Remote, staging
 from rayfl.remote import runs as published
 from rayfl.rundir import RunDirectory
+from rayfl.study.inputs import Seen, check_unchanged
 from rayfl.study.plan import PlannedRun
 
 _PATIENCE = 2.0
@@ -38,12 +39,14 @@ class Job:
         name: of its run directory.
         settings: its config as YAML.
         stop: a file that asks the run to stop as soon as it exists.
+        inputs: the files and folders that it reads, as they were when the key was made.
     """
 
     key: str
     name: str
     settings: str
     stop: str
+    inputs: Mapping[Path, Seen] = field(default_factory=dict)
 
     @property
     def config(self) -> Config:
@@ -133,7 +136,7 @@ def job_of(run: PlannedRun, stop: Path, execution: Mapping[str, Any]) -> Job:
             "output": run.config.output.model_copy(update={"root": root}),
         }
     )
-    return Job(run.key, directory_of(run).name, config.to_yaml(), str(stop))
+    return Job(run.key, directory_of(run).name, config.to_yaml(), str(stop), run.inputs)
 
 
 class _StopAsked(Exception):
@@ -159,6 +162,7 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
             if os.path.exists(job.stop):
                 raise _StopAsked
             try:
+                check_unchanged(job.inputs)  # or the run would have the key of what it has not read
                 api.run_once(config, job.name, listen)
                 return asdict(Outcome("finished", path))
             except Held:  # another study has begun it

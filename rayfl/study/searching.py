@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rayfl.errors import Damaged
 from rayfl.events import RoundDone, RunEvent
 from rayfl.rundir import clean
 from rayfl.study.file import Settings, StudyFile, Tune
-from rayfl.study.plan import PlannedRun, place_of, points
+from rayfl.study.plan import PlannedRun, contents_of, place_of, points, sources_of
 from rayfl.study.running import Allocation, carry_out, job_of
 from rayfl.study.tuning import Chosen, planned, validation
 
@@ -199,9 +199,25 @@ def _path(study: StudyFile, label: str) -> Path:
     tune = _tune(study)
     runs = [planned(study, label, point, seed, {}) for point in points(study) for seed in tune.seeds]
     how = tune.model_dump(include={"space", "metric", "samples", "search", "scheduler"})
-    text = json.dumps([[run.key for run in runs], how], sort_keys=True)
-    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    told = [[run.key for run in runs], how]
+    if named := _named(study, label, runs):
+        told.append(named)
+    key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
     return runs[0].config.output.folder / FOLDER / f"{key}.json"
+
+
+def _named(study: StudyFile, label: str, runs: Sequence[PlannedRun]) -> list[str]:
+    """The hashes of the files and plug-ins that only listed values name, of which ``runs`` have none."""
+    space = _tune(study).space
+    low = {name: _examples(values)[0] for name, values in space.items()}
+    tried = [
+        _base(study, label, {**low, name: value}).config
+        for name, values in space.items()
+        for value in _examples(values)
+        if not isinstance(value, bool | int | float | None)  # numbers name nothing
+    ]
+    found = {each for config in tried for each in (*sources_of(config), *contents_of(config))}
+    return sorted(found.difference(*((*sources_of(r.config), *contents_of(r.config)) for r in runs[:1])))
 
 
 def _base(study: StudyFile, label: str, settings: Settings) -> PlannedRun:

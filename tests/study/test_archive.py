@@ -97,10 +97,21 @@ def test_a_run_that_was_begun_is_replaced(first: Any, tmp_path: Path) -> None:
     prepared = prepare(take(STUDY, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
     begun = prepared.runs[0]
     directory = RunDirectory.create_as(begun.config, f"earlier-name-{begun.key}")
+    left = (
+        "checkpoints/round-1/state.json",
+        "models/0.safetensors",
+        "plugins/a.py",
+        "plugins.json",
+        "report.html",
+    )
+    for name in left:
+        (directory.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory.path / name).write_text("{}")
     assert not is_finished(begun)
     assert len(archive.restore(prepared.runs, root / "archive")) == 2
     assert is_finished(begun)
     assert (directory.path / "summary.json").is_file()
+    assert not any((directory.path / name).exists() for name in left)  # they are not the archived run's
     assert directory.config == begun.config
 
 

@@ -81,6 +81,10 @@ class AgNews(Dataset):
         return all(len(_found(root, part)) == 1 for part in ("train", "test"))
 
     @override
+    def own_files(self, root: Path) -> list[Path]:
+        return [path for part in ("train", "test") for path in _found(root, part)]
+
+    @override
     def prepare(self, root: Path) -> str:
         """Nothing is downloaded: say where the files must lie."""
         if self.available(root):

@@ -1,0 +1,201 @@
+"""The files and folders of the user's that a config names, and hashes of what they hold."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from rayfl.config import Config
+from rayfl.data.base import Dataset
+from rayfl.data.datasets.image_folder import SUFFIXES
+from rayfl.errors import ConfigError
+
+_MOST_READ = 64_000_000
+"""Bytes of pictures in a folder up to which they are read; of more, reading would take minutes."""
+
+File = tuple[str, int, int]
+"""The name of a file below a folder, its size, and when it changed, in ns."""
+
+
+_NOT_READ = ("plugins", "execution", "output")
+"""Sections that name no file that a run reads; plug-ins count by what belongs to them."""
+
+
+def parts_in(section: BaseModel) -> Iterator[BaseModel]:
+    """A section of a config and all sections in it."""
+    yield section
+    for _, value in section:
+        yield from _sections(value)
+
+
+def _sections(value: Any) -> Iterator[BaseModel]:
+    for each in value if isinstance(value, tuple | list) else (value,):
+        if isinstance(each, BaseModel):
+            yield from parts_in(each)
+
+
+def inputs_of(config: Config) -> Iterator[Path]:
+    """The user's files and folders that a config names: data, owners of samples, weights.
+
+    An optional folder ``root`` is one where rayfl keeps things: downloads, runs. Text names a file if it is
+    an absolute path, as validators make of settings, or among the ``kwargs`` of a user's function.
+    """
+    sections = [value for name, value in config if name not in _NOT_READ]
+    for part in (part for each in sections for part in _sections(each)):
+        for name, value in part:
+            if isinstance(value, Path):
+                own = name != "root" or type(part).model_fields[name].is_required()
+                if value.is_file() or (own and value.is_dir()):
+                    yield value
+            else:
+                yield from _named(value, name == "kwargs")
+        if isinstance(part, Dataset) and part.root is not None:
+            yield from part.own_files(part.root)
+
+
+def _named(value: Any, anywhere: bool) -> Iterator[Path]:
+    """The files and folders that text in a value names; ``anywhere``: by relative paths, too."""
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from _named(each, anywhere)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _named(each, anywhere)
+    elif isinstance(value, str | Path) and (anywhere or os.path.isabs(value)) and "\0" not in str(value):
+        # Not the folder of the study or one above it: there lie its results, which change.
+        if os.path.isfile(value) or (os.path.isdir(value) and not _is_above(Path(value))):
+            yield Path(value)
+        elif os.path.isabs(value) and glob.has_magic(str(value)):
+            yield from map(Path, sorted(glob.glob(str(value), recursive=True)))
+
+
+def _is_above(folder: Path) -> bool:
+    return Path.cwd().is_relative_to(os.path.realpath(folder))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A file or folder as it was.
+
+    Attributes:
+        stamp: the hash of the names, sizes and times of its files, which are quickly compared.
+        content: see :func:`content_of`; without times.
+    """
+
+    stamp: str
+    content: str
+
+
+def seen(path: Path) -> Seen:
+    """A file or folder as it is."""
+    return Seen(_hash(listed(path)), content_of(path, times=False))
+
+
+def check_unchanged(inputs: Mapping[Path, Seen]) -> None:
+    """Refuse files and folders that hold something else than before; of those that are gone the run tells.
+
+    Raises:
+        ConfigError
+    """
+    for path, before in inputs.items():
+        if not path.exists() or _hash(listed(path)) == before.stamp:
+            continue
+        if content_of(path, times=False) != before.content:  # another machine may have other times
+            raise ConfigError(str(path), "has changed since the study began", "run the study again")
+
+
+def content_of(path: Path, times: bool = True) -> str:
+    """The hash of a file, or of the names and contents of all files below a folder.
+
+    Of many pictures the names, sizes and times stand for the contents.
+
+    Args:
+        path: the file or folder.
+        times: whether these times count; on another machine they may be others.
+    """
+    files = listed(path)
+    if not path.is_dir():
+        ((_, size, changed),) = files
+        return _content(path, size, changed)
+    pictures = {file for file in files if file[0].lower().endswith(SUFFIXES)}
+    if sum(size for _, size, _ in pictures) <= _MOST_READ:
+        pictures = set()
+    told: list[tuple[str, int | str, int]] = []
+    for name, size, changed in files:
+        if (name, size, changed) in pictures:
+            told.append((name, size, changed if times else 0))
+        else:
+            told.append((name, _content(path / name, size, changed), 0))
+    return _hash(told)
+
+
+def listed(path: Path) -> list[File]:
+    """A file, or all files below a folder, also those that links lead to, by name."""
+    if not path.is_dir():
+        there = path.stat()
+        return [("", there.st_size, there.st_mtime_ns)]
+    files, until = _kept.get(path, ([], 0.0))
+    began = time.monotonic()
+    if began < until:
+        return files
+    files = sorted(_below(path, "", frozenset()))
+    if len(files) > _MANY:
+        _kept[path] = files, time.monotonic() + 10 * (time.monotonic() - began)
+    return files
+
+
+_MANY = 10_000
+"""Files of a folder from which on it is listed once
+for many runs: that holds for ten times as long as it takes."""
+
+_kept: dict[Path, tuple[list[File], float]] = {}
+"""The files of large folders, and until when they are taken to be the same."""
+
+
+def _below(folder: Path, before: str, above: frozenset[str]) -> Iterator[File]:
+    """The files below a folder; ``above``: the folders that it lies in, to which links may lead back."""
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:  # of another user: no run reads it either
+        return
+    for entry in entries:
+        try:
+            there = entry.stat()
+        except OSError:  # a link that leads nowhere
+            continue
+        if stat.S_ISDIR(there.st_mode):
+            if entry.name != "__pycache__":
+                yield from _below(folder / entry.name, f"{before}{entry.name}/", above | {real})
+        elif stat.S_ISREG(there.st_mode):
+            yield f"{before}{entry.name}", there.st_size, there.st_mtime_ns
+
+
+@cache
+def _content(path: Path, size: int, changed: int) -> str:
+    """The hash of a file, which is read again when its size or time is another."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            for block in iter(lambda: file.read(1 << 20), b""):
+                digest.update(block)
+    except OSError:  # no run reads it either
+        return f"{size} {changed}"
+    return digest.hexdigest()
+
+
+def _hash(told: Any) -> str:
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
