@@ -383,10 +383,6 @@ def _name(given: str) -> str:
     return Path(given).stem if _is_file(given) else given
 
 
-def _is_file(given: str) -> bool:
-    return given.endswith(".py") or os.sep in given
-
-
 def target_of(thing: Any) -> str:
     """The target that names a class or function.
 
