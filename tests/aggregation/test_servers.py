@@ -189,7 +189,10 @@ class Bad(Aggregation):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("an array", r"bad_weights.reweigh: returned a ndarray; expected weights \(5,\) and that of the old"),
+        (
+            "an array",
+            r"bad_weights.reweigh: returned an array of float64 \(5,\); expected weights",
+        ),
         ("short", r"bad_weights.reweigh: returned weights of shape \(4,\)"),
         ("negative", r"bad_weights.reweigh: returned weights that are negative, not finite, or all zero"),
         ("nothing", r"bad_weights.reweigh: returned weights that are negative, not finite, or all zero"),

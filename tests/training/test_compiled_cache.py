@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from numba.core.caching import IndexDataCacheFile
 
-from rayfl.training.ahead import sound
+from rayfl.training.ahead import kernels, sound
 from rayfl.training.batched.jit import jit
 
 
@@ -21,7 +22,7 @@ def _add(x: float, y: float) -> float:
 
 
 def _compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(folder))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(folder))
     return jit(fastmath=False)(_add)
 
 
@@ -57,9 +58,17 @@ def test_a_cache_that_numba_wrote_itself_is_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has no digest: one of an older version, for instance."""
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "numba"))
     assert numba.njit(cache=True, fastmath=False, error_model="numpy", nogil=True)(_add)(1.0, 2.0) == 5
-    assert _compiled(tmp_path, monkeypatch)(1.0, 2.0) == 5
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    kernels().mkdir()
+    files = [*(tmp_path / "numba").rglob("*.nb[ci]")]
+    assert len(files) == 2
+    for path in files:
+        shutil.copy(path, kernels())
+    found = _compiled(tmp_path, monkeypatch)
+    assert found(1.0, 2.0) == 5
+    assert not found.stats.cache_hits
 
 
 def test_a_full_disk_is_no_reason_not_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
