@@ -54,7 +54,7 @@ def run(
     Raises:
         ConfigError, DataError: if a setting or the data are wrong; nearly always before anything starts.
         ClientError: if a client's training failed, for example because it diverged.
-        RayflError: if the run could not go on; all are of this kind.
+        RayflError: the base of these; also if the run could not go on for another reason.
         Interrupted: after SIGINT, SIGTERM or SIGHUP; the run can be resumed.
     """
     plugins.refuse_while_importing()

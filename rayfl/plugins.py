@@ -120,7 +120,7 @@ the path that the user named then.
 """
 
 
-class _Kept:
+class _Finder:
     """Finds what restored plug-ins import where their sources are, also in functions that are called later.
 
     Their folders come last on ``sys.path``, after the current one, which may hold newer versions.
@@ -226,7 +226,7 @@ def restore(
     _offer(sys.modules[name], registries)
 
 
-_finder: Any = _Kept()
+_finder: Any = _Finder()
 
 
 def _forget(name: str) -> None:

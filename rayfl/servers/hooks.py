@@ -45,8 +45,8 @@ def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
 
 
 def _fixed(state: Any) -> Any:
-    """A state whose arrays cannot be written to: what was computed from an array is kept as long as it is
-    the same one, and a method that changed it in place would be tested with the models of the round before.
+    """The state, with the arrays of its fields made read-only: what was computed from an array is kept as
+    long as it is the same one, so a method that changed it in place would be tested with old models.
     """
     for entry in dataclasses.fields(state):
         value = getattr(state, entry.name)

@@ -156,8 +156,7 @@ def listed(path: Path) -> list[File]:
 
 
 _MANY = 10_000
-"""Files of a folder from which on it is listed once
-for many runs: that holds for ten times as long as it takes."""
+"""A folder with more files is not listed again for ten times as long as the listing took."""
 
 _kept: dict[Path, tuple[list[File], float]] = {}
 """The files of large folders, and until when they are taken to be the same."""
