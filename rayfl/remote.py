@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 import psutil
 
@@ -89,11 +89,18 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 def staging(root: str) -> Path:
     """The local folder in which the runs of a root are made: below ``$RAYFL_STAGING``, else
     ``~/.cache/rayfl/staging``.
+
+    Buckets of one name at two endpoints have a folder each.
     """
     own = os.environ.get("RAYFL_STAGING")
     folder = Path(own) if own else Path.home() / ".cache" / "rayfl" / "staging"
     scheme, rest = _parts(root)
-    return folder.absolute() / scheme / quote(rest.partition("?")[0].strip("/"), safe="")
+    path, _, query = rest.partition("?")
+    endpoint = dict(parse_qsl(query)).get("endpoint_override")
+    if endpoint is None and scheme == "s3":
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    at = f"@{endpoint}" if endpoint else ""
+    return folder.absolute() / scheme / quote(f"{path.strip('/')}{at}", safe="@")
 
 
 def split(url: str) -> tuple[str, str]:

@@ -125,6 +125,19 @@ class Stop:
             raise KeyError("stop")
 
 
+def test_each_endpoint_has_its_own_staging_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    plain = staging("s3://bucket/runs")
+    first, second = (staging(f"s3://bucket/runs?endpoint_override=host{i}:9000&scheme=http") for i in (1, 2))
+    assert len({plain, first, second}) == 3
+    assert staging("s3://bucket/runs/?region=eu") == plain
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://host3:9000")
+    assert staging("s3://bucket/runs") not in (plain, first, second)
+    assert staging("s3://bucket/runs?endpoint_override=host1:9000") == first
+    assert staging("gs://bucket/runs").parent != plain.parent
+
+
 def test_a_run_is_published_resumed_on_another_machine_and_compared(
     settings: dict[str, Any], root: str, staged: Path, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from rayfl import files
 Row = dict[str, Any]
 """A line of a table, by column."""
 
-_MACHINE = ("processor", "cores", "python")
+_MACHINE = ("processor", "cores", "gpus", "python")
 
 
 @dataclass
@@ -67,7 +67,7 @@ class SavedFigures:
         self._write(self.result)
 
     def _same(self, found: Mapping[str, Any]) -> bool:
-        ours, theirs = self.result["machine"], found["machine"]
+        ours, theirs = self.result["machine"], found.get("machine", {})
         same = all(ours.get(part) == theirs.get(part) for part in _MACHINE)
         return same and all(found.get(part) == self.result[part] for part in ("versions", "device"))
 

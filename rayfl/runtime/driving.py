@@ -121,16 +121,17 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
         emit(Note(line))
 
     def describe() -> None:
-        # That of fewer rounds is not the run's any more, from the next round on.
-        files.remove(directory.path / "summary.json")
+        # Those of fewer rounds are not the run's any more, from the next round on.
+        for name in ("summary.json", "newcomers.csv", "newcomers_communication.csv", "models/clients"):
+            files.remove(directory.path / name)
         now, begun = versions(), directory.versions
-        if begun and begun != now:
-            changed = ", ".join(f"{each} {begun.get(each)}" for each in now if begun.get(each) != now[each])
+        changed = ", ".join(f"{each} {old}" for each, old in begun.items() if now.get(each, old) != old)
+        if changed:
             emit(Note(f"the run began with {changed}, and goes on with other versions"))
         environment = {
             **machine(),
             "versions": begun or now,
-            **({"resumed_with": now} if begun and begun != now else {}),
+            **({"resumed_with": now} if changed else {}),
             "dataset": federation.samples.name,
             **directory.division(stages),
             "engine": host.engine,

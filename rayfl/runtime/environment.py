@@ -14,7 +14,7 @@ from typing import Any
 from rayfl.memory import free_memory, total_memory
 from rayfl.version import __version__
 
-PACKAGES = ("ray", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "umap-learn", "pandas")
+PACKAGES = ("ray", "torch", "torchvision", "numpy", "numba", "scipy", "scikit-learn", "umap-learn", "pandas")
 
 
 def versions() -> dict[str, str]:

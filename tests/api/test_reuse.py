@@ -58,6 +58,27 @@ def test_a_result_reads_what_has_changed(numbers: dict[str, Any]) -> None:
     assert result.clients is kept
 
 
+def test_what_was_made_of_fewer_rounds_goes_when_the_run_goes_on(numbers: dict[str, Any]) -> None:
+    begun = rayfl.run({**numbers, "rounds": 1})
+    (begun.path / "models" / "clients").mkdir()
+    made = ["models/clients/client_0.safetensors", "newcomers.csv", "newcomers_communication.csv"]
+    for name in made:
+        (begun.path / name).write_text("of round 1")
+    rayfl.resume(begun.path)  # nothing to do
+    assert all((begun.path / name).is_file() for name in made)
+    rayfl.resume(begun.path, ["rounds=2"])
+    assert not any((begun.path / name).exists() for name in made)
+
+
+def test_a_package_that_an_earlier_version_did_not_record_is_no_change(numbers: dict[str, Any]) -> None:
+    begun = rayfl.run({**numbers, "rounds": 1})
+    told = json.loads((begun.path / "environment.json").read_text())
+    del told["versions"]["numba"]
+    (begun.path / "environment.json").write_text(json.dumps(told))
+    rayfl.resume(begun.path, ["rounds=2"])
+    assert "resumed_with" not in json.loads((begun.path / "environment.json").read_text())
+
+
 def test_another_version_is_noted_and_the_first_one_is_kept(numbers: dict[str, Any]) -> None:
     begun = rayfl.run({**numbers, "rounds": 1})
     told = json.loads((begun.path / "environment.json").read_text())
