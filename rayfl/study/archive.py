@@ -20,6 +20,7 @@ from rayfl.config import reload
 from rayfl.config.text import NOT_YAML, dump, parse
 from rayfl.errors import ConfigError, Damaged, Held
 from rayfl.rundir import RunDirectory
+from rayfl.study.inputs import named
 from rayfl.study.plan import PlannedRun, key_of
 from rayfl.study.running import directory_of, is_finished, name_of
 
@@ -47,7 +48,7 @@ _EARLIEST = (1980, 1, 1, 0, 0, 0)
 def add(runs: Sequence[PlannedRun], archive: Path) -> list[Path]:
     """Put finished runs into an archive, unless they are there; the new files.
 
-    Paths of this machine are left out: ``output.root``, and the folders of plug-ins.
+    Folders of this machine are left out: ``output.root``, and those of plug-ins and of the user's files.
 
     Raises:
         Damaged: if a file of a run cannot be read.
@@ -70,6 +71,7 @@ def _pack(run: PlannedRun, path: Path) -> Path:
     read[_CONFIG] = _portable(run).encode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
+        packed.comment = run.key.encode()
         for name in sorted(read):
             packed.writestr(zipfile.ZipInfo(name, _EARLIEST), read[name], zipfile.ZIP_DEFLATED)
     files.write(path, buffer.getvalue())
@@ -117,20 +119,22 @@ def _unpacked(path: Path, run: PlannedRun) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(files.regular(path)) as packed:
             contents = {name: packed.read(name) for name in packed.namelist() if name in known}
+            key = packed.comment.decode()
         settings = parse(contents[_CONFIG].decode())
         rounds = json.loads(contents[_SUMMARY])["rounds"]
     except (OSError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, *NOT_YAML) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise Damaged(f"{path}: cannot be read ({why}); remove it, and the run is done again") from None
     settings["plugins"] = []  # the study has imported them
-    if key_of(reload(settings)) != run.key or rounds != run.config.rounds:
+    # Earlier versions wrote no key; they archived no path, so that the config still gives it.
+    if (key or key_of(reload(settings))) != run.key or rounds != run.config.rounds:
         raise ConfigError(str(path), "holds another run than its name says", "remove it")
     return contents
 
 
 def _portable(run: PlannedRun) -> str:
     """The run's config without the paths of this machine."""
-    settings: dict[str, Any] = run.config.to_dict()
+    settings = named(run.config)
     settings["plugins"] = [Path(name).name for name in settings["plugins"]]
     settings["output"] = {**settings["output"], "root": "runs"}
     return dump(settings)

@@ -80,6 +80,28 @@ def _named(value: Any, anywhere: bool) -> Iterator[Path]:
             yield from map(Path, sorted(glob.glob(str(value), recursive=True)))
 
 
+def named(config: Config) -> dict[str, Any]:
+    """The settings of a config, with the user's files and folders by their names, wherever they lie."""
+    names = {str(path): path.name for path in inputs_of(config) if path.is_absolute()}
+
+    def without_folders(value: Any, setting: str = "") -> Any:
+        if isinstance(value, Mapping):
+            return {name: without_folders(each, name) for name, each in value.items()}
+        if isinstance(value, tuple | list):
+            return [without_folders(each) for each in value]
+        if not isinstance(value, str) or not os.path.isabs(value):
+            return value
+        if value in names:
+            return names[value]
+        if setting == "root":  # where rayfl keeps what it downloads
+            return None
+        function = setting == "target" and ":" in value
+        pattern = glob.has_magic(value) and any(path in names for path in glob.glob(value, recursive=True))
+        return os.path.basename(value) if function or pattern else value
+
+    return {name: without_folders(value) for name, value in config.to_dict().items()}
+
+
 def _is_above(folder: Path) -> bool:
     return Path.cwd().is_relative_to(os.path.realpath(folder))
 

@@ -22,13 +22,16 @@ from rayfl.config.text import as_value
 from rayfl.errors import ConfigError
 from rayfl.models.module import OwnModule
 from rayfl.study.file import Settings, StudyFile, overrides_of, shown
-from rayfl.study.inputs import Seen, content_of, inputs_of, parts_in, seen
+from rayfl.study.inputs import Seen, content_of, inputs_of, named, parts_in, seen
 
 _NO_RESULT = ("name", "plugins", "output")
 """Sections that change no number of a run."""
 
 _EXECUTION = (*BLOCK_SETTINGS, "device")
 """Settings of ``execution`` that may change results: the order of sums, and the arithmetic of a GPU."""
+
+_NO_NUMBER = {"hierarchy": "lps_actors", "data": "cache_gb"}
+"""Settings of other sections that change no number; their defaults are hashed."""
 
 
 MOST_RUNS = 10_000
@@ -80,10 +83,14 @@ def spoken(axis: str, name: str) -> str:
 def key_of(config: Config) -> str:
     """The hash of a resolved config, and of the plug-ins and files that it names.
 
-    Where a run is executed or written, and its name, do not count. For a folder of many images the names,
-    sizes and times of its files count; datasets that rayfl downloads count by name.
+    Where a run is executed or written, and its name, do not count. Files and folders count by their names and
+    contents, wherever they lie; for a folder of many images the names, sizes and times of its files count.
+    Datasets that rayfl downloads count by name.
     """
-    settings = {name: value for name, value in config.to_dict().items() if name not in _NO_RESULT}
+    settings = {name: value for name, value in named(config).items() if name not in _NO_RESULT}
+    for section, name in _NO_NUMBER.items():
+        if name in settings[section]:
+            settings[section][name] = type(getattr(config, section)).model_fields[name].default
     execution = {name: settings["execution"][name] for name in _EXECUTION}
     for name in ("clients_per_actor", "fan_in"):
         if execution[name] is None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rayfl.errors import ConfigError, Damaged
@@ -81,6 +82,38 @@ def test_archived_runs_name_no_path_of_the_machine(first: Any) -> None:
             text = b"".join(packed.read(name) for name in packed.namelist())
         assert str(root).encode() not in text
         assert path.stat().st_size < 20_000
+
+
+def own_data(root: Path) -> dict[str, Any]:
+    """Settings of a study of the user's own samples, dealt as a file says."""
+    root.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    np.savez(root / "mine.npz", x=x, y=np.arange(60) % 2)
+    rows = "".join(f"{sample},{sample % 3}\n" for sample in range(60))
+    (root / "who.csv").write_text(f"sample,client\n{rows}")
+    return {
+        **STUDY["settings"],
+        "data": {"name": "npz", "path": str(root / "mine.npz"), "test_fraction": 0.2},
+        "partition": {"name": "file", "path": str(root / "who.csv")},
+        "model": "linear",
+    }
+
+
+def test_own_files_may_lie_elsewhere_on_the_other_machine(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    _, began = run(here, tmp_path / "archive", settings=own_data(here / "data"))
+    assert len(began) == 2
+    for path in (tmp_path / "archive").iterdir():
+        with zipfile.ZipFile(path) as packed:
+            assert all(str(tmp_path).encode() not in packed.read(name) for name in packed.namelist())
+    shutil.rmtree(here)
+    again, began = run(there, tmp_path / "archive", settings=own_data(there / "mine"))
+    assert began == []
+    assert again.results.finished == 2
+    settings = own_data(there / "mine")
+    np.savez(there / "mine" / "mine.npz", x=np.zeros((60, 3), np.float32), y=np.arange(60) % 2)
+    assert len(run(there, tmp_path / "archive", settings=settings)[1]) == 2
 
 
 def test_the_same_run_gives_the_same_bytes(first: Any, tmp_path: Path) -> None:

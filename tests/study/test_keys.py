@@ -183,26 +183,64 @@ def articles(root: Path, value: int) -> dict[str, Any]:
     return {"data": {"name": "ag_news", "root": str(root)}}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        shards,
-        leaf,
-        pictures,
-        linked,
-        deep,
-        hub_folder,
-        hub_file,
-        hub_pattern,
-        network,
-        argument,
-        articles,
-    ],
-)
-def test_what_a_file_holds_counts(tmp_path: Path, make: Callable[[Path, int], dict[str, Any]]) -> None:
+Make = Callable[[Path, int], dict[str, Any]]
+
+READ = [
+    shards,
+    leaf,
+    pictures,
+    linked,
+    deep,
+    hub_folder,
+    hub_file,
+    hub_pattern,
+    network,
+    argument,
+    articles,
+]
+
+
+@pytest.mark.parametrize("make", READ)
+def test_what_a_file_holds_counts(tmp_path: Path, make: Make) -> None:
     before = key(**make(tmp_path, 0))
     assert key(**make(tmp_path, 0)) == before  # the same contents again
     assert key(**make(tmp_path, 1)) != before
+
+
+@pytest.mark.parametrize("make", READ)
+def test_where_a_file_lies_does_not_count(
+    tmp_path: Path, make: Make, forgotten: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = []
+    for folder in ("here", "there"):
+        root = tmp_path / folder / "mine"
+        root.mkdir(parents=True)
+        with monkeypatch.context() as patch:
+            patch.chdir(root.parent)  # relative paths begin there
+            patch.setattr(sys, "path", list(sys.path))
+            keys.append(key(**make(root, 0)))
+        forgotten()
+    assert keys[0] == keys[1]
+
+
+def test_files_of_other_names_are_other_files(tmp_path: Path) -> None:
+    """The name may matter: of two tables with equal contents, which is that of the test?"""
+    for name in ("a.csv", "b.csv"):
+        write(tmp_path / name, "x,label\n1,0\n")
+
+    def of(train: str, test: str) -> str:
+        files = {"train": str(tmp_path / train), "test": str(tmp_path / test)}
+        return key(data={"name": "huggingface", "path": "csv", "data_files": files})
+
+    assert len({of("a.csv", "b.csv"), of("b.csv", "a.csv"), of("a.csv", "a.csv")}) == 3
+
+
+def test_where_downloads_lie_and_how_models_are_spread_do_not_count(tmp_path: Path) -> None:
+    fashion = {"name": "fashion_mnist"}
+    assert key(data={**fashion, "root": str(tmp_path / "downloads")}) == key(data=fashion)
+    assert key(hierarchy={"lps_actors": 5}) == key()
+    data = shards(tmp_path, 0)
+    assert key(**{**data, "data": {**data["data"], "cache_gb": 2}}) == key(**data)
 
 
 def test_of_many_pictures_the_times_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
