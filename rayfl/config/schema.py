@@ -118,8 +118,8 @@ class Evaluation(Section):
     )
     local: bool = Field(
         False,
-        description="also test the models that clients have trained before they are averaged, in "
-        "every round, at the clients that took part (columns local_...)",
+        description="in every round also test the models that the participating clients have trained, on "
+        "their own data, before the models are averaged (columns local_...)",
     )
     common: bool = Field(
         False,
@@ -185,15 +185,15 @@ class Execution(Section):
     )
     fan_in: Annotated[int, Field(ge=2)] | None = Field(
         None,
-        description="add in a tree: an actor trains up to this many blocks of a model and sends one sum, "
-        "client actors add up to this many sums at a time until the LPS gets no more than that; by default "
-        "it gets the sum of every block",
+        description="add in a tree: an actor trains up to this many blocks of a model and sends one sum; "
+        "client actors then add up to this many sums at a time, until at most that many are left for the "
+        "LPS. By default the LPS receives the sum of every block",
     )
     shard_models: bool = Field(
         False,
-        description="cut every model of more than 65,536 parameters into shards, one for each of the "
-        "hierarchy.lps_actors, which are spread over the nodes: none of them holds a whole model, or gets "
-        "all that clients send of one",
+        description="cut every model with more than 65,536 parameters into shards, one for each of the "
+        "hierarchy.lps_actors, which are spread over the nodes: no LPS actor holds a whole model or "
+        "receives whole updates",
     )
     wait: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
@@ -209,14 +209,14 @@ class Execution(Section):
         0.25,
         ge=0,
         le=1,
-        description="share of the machine's memory that states of clients may take; what is more is written "
-        "to the run directory (with Ray its object store goes to disk)",
+        description="share of the machine's memory that the clients' states may take; the rest is written to "
+        "the run directory (with Ray, its object store spills to disk)",
     )
     tolerate_failures: int = Field(
         0,
         ge=0,
-        description="number of clients that may fail in a round, and are left out of its average; as many "
-        "may fail as they adapt their model to be tested, and are tested without that",
+        description="number of clients that may fail in a round; they are left out of its average. The "
+        "same number may fail while they adapt their model for a test; they are tested without adaptation",
     )
 
     @model_validator(mode="after")
