@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from torch import nn
 
 import rayfl
 from rayfl.config import load
-from rayfl.data import DATASETS
+from rayfl.data import DATASETS, Samples
 from rayfl.errors import ConfigError, DataError
 from rayfl.models import MODELS, ModelSpec
 from rayfl.servers.building import build
 from rayfl.training import LocalWork
 from rayfl.training.batched import BatchedEngine
+from rayfl.training.batched.reading import Unsupported, read
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
 from rayfl.training.loop import LoopEngine
@@ -83,6 +85,35 @@ class LastState(Recurrent):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.head(torch.relu(self.lstm(self.embedding(tokens))[0][:, -1]))
+
+
+STATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "[-1]": lambda last: last[-1],
+    "[depth - 1]": lambda last: last[len(last) - 1],
+    "[-1, :, :]": lambda last: last[-1, :, :],
+    "squeeze(0)": lambda last: last.squeeze(0),
+    "view": lambda last: last.view(last.shape[1], 7),
+    "[0]": lambda last: last[0],
+    "[-1, :, :7]": lambda last: last[-1, :, :7],
+    "mean(0)": lambda last: last.mean(0),
+    "permute": lambda last: last.permute(1, 0, 2).flatten(1),
+    "tanh": lambda last: torch.tanh(last)[-1],
+}
+"""What networks do with ``h_n`` ``(depth, B, 7)``, the last states of an LSTM's layers."""
+
+
+class HiddenState(nn.Module):
+    """A class by the state that the LSTM returns besides those of all words."""
+
+    def __init__(self, classes: int, depth: int = 1, state: str = "[-1]") -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(WORDS, 5), nn.Linear(7, classes)
+        self.lstm = nn.LSTM(5, 7, num_layers=depth, batch_first=True)
+        self.state = STATES[state]
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        _, (last, _) = self.lstm(self.embedding(tokens))
+        return self.head(self.state(last))
 
 
 class Flat(Bag):
@@ -161,6 +192,47 @@ def test_an_own_recurrent_network_trains_in_the_batched_engine(padding: int | No
     )
     assert not loop.failures
     torch.testing.assert_close(batched.rows, loop.rows, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("depth", "state"),
+    [
+        (1, "[-1]"),
+        (1, "[0]"),
+        (1, "squeeze(0)"),
+        (1, "view"),
+        (2, "[-1]"),
+        (2, "[depth - 1]"),
+        (3, "[-1, :, :]"),
+    ],
+)
+def test_the_last_state_of_an_lstm_trains_in_the_batched_engine(depth: int, state: str) -> None:
+    kwargs = {"depth": depth, "state": state}
+    model = MODELS["module"](target=f"{HERE}:HiddenState", task="texts", kwargs=kwargs)
+    spec = ModelSpec.of(model, (LENGTH,), 3, 0)
+    assert choose_engine(spec)[0] == "batched"
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, WORDS, (30, LENGTH)).astype(np.int32), rng.integers(0, 3, 30)
+    batches = Batches(Samples("classified", x, y, x, y, 3), torch.device("cpu"))
+    start, indices = torch.from_numpy(spec.initial()).expand(2, -1), [np.arange(12), np.arange(20, 26)]
+    loop, batched = (
+        engine(spec, batches, 0).train(LocalWork(2, 5, 0.5), 0, [0, 1], indices, start)
+        for engine in (LoopEngine, BatchedEngine)
+    )
+    assert not loop.failures
+    torch.testing.assert_close(batched.rows, loop.rows, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("depth", "state"),
+    [(2, "[0]"), (2, "[-1, :, :7]"), (1, "mean(0)"), (1, "permute"), (2, "tanh"), (1, "tanh")],
+)
+def test_other_uses_of_the_last_states_are_not_batched(depth: int, state: str) -> None:
+    kwargs = {"depth": depth, "state": state}
+    model = MODELS["module"](target=f"{HERE}:HiddenState", task="texts", kwargs=kwargs)
+    spec = ModelSpec.of(model, (LENGTH,), 3, 0)
+    with pytest.raises(Unsupported, match=r"last layer of an LSTM's last states|a mean over something else"):
+        read(spec)
 
 
 def test_methods_with_signatures_take_texts(texts: dict[str, Any]) -> None:

@@ -565,7 +565,8 @@ def test_an_lstm_of_ones_own_equals_the_loop(function: Callable[[Any, Tensor], A
     ("function", "why"),
     [
         (lambda m, x: m.words(m.lstm(m.embedding(x))[0]), "its outputs cannot be read"),
-        (lambda m, x: m.words(m.lstm(m.embedding(x))[1][0]), "it calls linear with words.weight"),
+        (lambda m, x: m.words(m.lstm(m.embedding(x))[1][0]), "something else than the last layer"),
+        (lambda m, x: m.words(m.lstm(m.embedding(x))[1][1]), "it calls linear with words.weight"),
         (
             lambda m, x: m.words(m.lstm(m.embedding(x), (torch.ones(2, len(x), 5),) * 2)[0]),
             "states of its own",
@@ -587,6 +588,7 @@ def test_an_lstm_of_ones_own_equals_the_loop(function: Callable[[Any, Tensor], A
     ids=[
         "not transposed",
         "states",
+        "cells",
         "begun",
         "transposed",
         "dropout",

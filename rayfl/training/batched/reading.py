@@ -118,12 +118,15 @@ class _Value:
         step: that last step, a leaf or the inside of a residual.
         words: whether every word is a sample.
         final: whether nothing but the loss may follow.
+        last: the number of layers and of words, if these are an LSTM's states behind the last word, one for
+            each layer ``(layers, B, H)``; otherwise None. ``step`` is then the LSTM.
     """
 
     before: _Value | None = None
     step: Leaf | _Steps = ()
     words: bool = False
     final: bool = False
+    last: tuple[int, int] | None = None
 
     def since(self, other: _Value) -> _Steps | None:
         """The steps between another value and this one; None if this one was not computed from it alone."""
@@ -286,6 +289,8 @@ class _Notes(TorchFunctionMode):
             raise Unsupported(f"it computes with {what} outside of a layer")
         if value.final:
             raise Unsupported("it computes with its outputs")
+        if value.last:
+            raise Unsupported("it takes something else than the last layer of an LSTM's last states")
         return value
 
     def _leaf(self, before: _Value, layer: Layer, **tensors: Tensor | None) -> _Value:
@@ -490,6 +495,9 @@ class _Notes(TorchFunctionMode):
         keeps=True,
     )
     def _reshape(self, out: Tensor, input: Tensor, *shape: Any, **named: Any) -> _Value:
+        states = self._values.get(id(input))
+        if states is not None and states.last and out.shape == input.shape[1:]:  # of an LSTM with one layer
+            return self._last_word(states)
         before = self._of(input)
         if out.shape == input.shape and out.dtype == input.dtype:
             return before
@@ -544,10 +552,21 @@ class _Notes(TorchFunctionMode):
         if before.words:
             raise Unsupported("an LSTM behind another")
         value = self._leaf(before, recurrent.Lstm(num_layers), **dict(zip(roles, params, strict=True)))
+        self._values[id(out[1])] = replace(value, words=True, last=(num_layers, input.shape[1]))
         return replace(value, words=True)
 
     @_rule(Tensor.__getitem__)
     def _at(self, out: Tensor, input: Tensor, index: Any) -> _Value:
+        states = self._values.get(id(input))
+        if states is not None and states.last:
+            layer = index[0] if isinstance(index, tuple) else index
+            if (
+                not isinstance(layer, int)
+                or layer not in (-1, states.last[0] - 1)
+                or index not in (layer, *((layer, *[slice(None)] * k) for k in range(3)))
+            ):
+                raise Unsupported("it takes something else than the last layer of an LSTM's last states")
+            return self._last_word(states)
         before, length = self._of(input), input.shape[1]
         place = index[1] if isinstance(index, tuple) and len(index) in (2, 3) else None
         everything = slice(None)
@@ -558,6 +577,13 @@ class _Notes(TorchFunctionMode):
         ):
             raise Unsupported("it takes a part of something else than one of the words behind an LSTM")
         return replace(self._leaf(before, recurrent.WordAt(place % length, length)), words=False)
+
+    def _last_word(self, states: _Value) -> _Value:
+        """The last layer's state behind the last word."""
+        assert states.last is not None
+        words = states.last[1]
+        every = replace(states, last=None)
+        return replace(self._leaf(every, recurrent.WordAt(words - 1, words)), words=False)
 
     @_rule(torch.transpose, Tensor.transpose, torch.permute, Tensor.permute, keeps=True)
     def _transpose(self, out: Tensor, input: Tensor, *dims: Any, **named: Any) -> _Value:
