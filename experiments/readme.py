@@ -27,7 +27,8 @@ import frame
 from rayfl.errors import ConfigError
 from rayfl.study.file import read
 from rayfl.study.preparation import prepare
-from rayfl.units import duration
+from rayfl.study.tables import amount, amounts
+from rayfl.units import UNKNOWN, duration
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
@@ -200,15 +201,12 @@ def _details(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for claim in result["claims"]:
             at = ", ".join(claim.get("at", {}).values())
             text = f"{claim['claim']}{f' ({at})' if at else ''}".replace("|", "/")
-            value, low, high = (_number(claim.get(name)) for name in ("value", "low", "high"))
+            unit, low = claim.get("unit", ""), claim.get("low")
+            value = UNKNOWN if claim.get("value") is None else amount(claim["value"], unit)
             said = claim["verdict"] if claim["verdict"] == "holds" else f"**{claim['verdict']}**"
-            between = f"{low} to {high}" if claim.get("low") is not None else "–"
+            between = UNKNOWN if low is None else amounts(low, claim["high"], unit)
             yield f"| {text} | {said} | {value} | {between} | {claim.get('source', '')} |"
         yield ""
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.2f}"
 
 
 def work(options: argparse.Namespace) -> None:

@@ -119,8 +119,9 @@ class Study:
 
     @property
     def claims(self) -> list[dict[str, Any]]:
-        """Every claim at every point of the grid: verdict, value, interval."""
-        return [each.to_dict() for each in self.judgements]
+        """Every claim at every point of the grid: verdict, value, interval, and their unit."""
+        told = [(each, tables.unit_of(each.statement)) for each in self.judgements]
+        return [{**each.to_dict(), **({"unit": unit} if unit else {})} for each, unit in told]
 
     @property
     def verdict(self) -> Verdict:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rayfl.statistics import FEW
-from rayfl.study.claims import Judgement
+from rayfl.study.claims import Judgement, Statement
 from rayfl.study.plan import spoken
 from rayfl.study.results import Results, better, cell, title_of, written
-from rayfl.units import UNKNOWN, number
+from rayfl.units import UNKNOWN, duration, number, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -228,16 +228,16 @@ def rank_table(results: Results) -> TextTable | None:
 
 def claim_table(judgements: Sequence[Judgement]) -> TextTable:
     """One row per claim and point."""
-    rows = []
+    rows, values = [], []
     for each in judgements:
-        interval, bounded = each.interval, each.interval.known
-        value = number(interval.mean, 2) if interval.n else UNKNOWN
-        between = f"{number(interval.low, 2)} to {number(interval.high, 2)}" if bounded else UNKNOWN
+        value, between = _amounts(each)
         where = ", ".join(spoken(axis, name) for axis, name in each.point.items())
         verdict = f"{each.verdict}: {each.why}" if each.why else each.verdict
         said = "; ".join(filter(None, (each.source, each.protocol)))
         rows.append((each.statement.text, where or UNKNOWN, verdict, said or UNKNOWN, value, between))
-    return TextTable(("claim", "at", "verdict", "source", "value", "95 % interval"), tuple(rows), 4)
+        values.append(each.interval.mean if each.interval.n else None)
+    header = ("claim", "at", "verdict", "source", "value", "95 % interval")
+    return TextTable(header, tuple(rows), 4, values={4: values})
 
 
 def claim_lines(judgements: Sequence[Judgement]) -> list[str]:
@@ -245,11 +245,40 @@ def claim_lines(judgements: Sequence[Judgement]) -> list[str]:
     lines = []
     for each in judgements:
         at = "".join(f", {spoken(axis, name)}" for axis, name in each.point.items())
-        value = number(each.interval.mean, 2) if each.interval.n else UNKNOWN
-        bounds = f" ({number(each.interval.low, 2)} to {number(each.interval.high, 2)})" * each.interval.known
+        value, between = _amounts(each)
+        bounds = f" ({between})" * each.interval.known
         why = f"; {each.why}" * bool(each.why)
         lines.append(f"{each.verdict:<10} {each.statement.text}{at}: {value}{bounds}{why}")
     return lines
+
+
+def _amounts(judgement: Judgement) -> tuple[str, str]:
+    """The value of a claim and its interval with their units: ``11.02 points``, ``9.80 to 12.24 points``."""
+    interval, unit = judgement.interval, unit_of(judgement.statement)
+    value = amount(interval.mean, unit) if interval.n else UNKNOWN
+    return value, amounts(interval.low, interval.high, unit) if interval.known else UNKNOWN
+
+
+def unit_of(statement: Statement) -> str:
+    """The unit of a claim's numbers: ``%``, ``points`` of percentages, ``B``, ``s``; empty without one."""
+    titles = [title_of(column).partition(",")[0] for column in statement.columns]
+    if all(title.endswith("(%)") for title in titles):
+        return "%" if len(statement.terms) == 1 else "points"
+    if all("bytes" in column for column in statement.columns):
+        return "B"
+    return "s" if statement.columns == {"seconds"} else ""
+
+
+def amount(value: float, unit: str) -> str:
+    """A number of a claim with its unit (:func:`unit_of`)."""
+    if unit in ("B", "s"):
+        return size(value) if unit == "B" else duration(value)
+    return f"{number(value, 2)} {unit}".rstrip()
+
+
+def amounts(low: float, high: float, unit: str) -> str:
+    """Two of them: ``9.80 to 12.24 points``."""
+    return f"{amount(low, unit if unit in ('B', 's') else '')} to {amount(high, unit)}"
 
 
 def tidy(results: Results) -> pd.DataFrame:

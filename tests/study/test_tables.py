@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rayfl.statistics import mean_interval
-from rayfl.study.claims import judge, parse
+from rayfl.statistics import Interval, mean_interval
+from rayfl.study.claims import Judgement, judge, parse
 from rayfl.study.page import _table_of
 from rayfl.study.results import cell
-from rayfl.study.tables import TextTable, claim_table, rank_table
+from rayfl.study.tables import TextTable, claim_lines, claim_table, rank_table, unit_of
 
 WILD = TextTable(
     ("method", "100 % & more_1"),
@@ -62,6 +62,33 @@ def test_claims_say_point_source_and_why_they_are_undecided() -> None:
         "undecided: the interval contains the bound",
         "a paper, Table 1; last round",
     )
+
+
+@pytest.mark.parametrize(
+    ("claim", "unit", "value", "between"),
+    [
+        ("A.accuracy_mean > 10", "%", "12.35 %", "11.00 to 13.70 %"),
+        (
+            "A.accuracy_mean - B.local_accuracy_worst10 > 10",
+            "points",
+            "12.35 points",
+            "11.00 to 13.70 points",
+        ),
+        ("A.bytes_up < 2 * B.bytes_up", "B", "12 B", "11 B to 14 B"),
+        ("A.seconds < 100", "s", "12.3 s", "11.0 s to 13.7 s"),
+        ("A.accuracy_var < 20", "", "12.35", "11.00 to 13.70"),
+        ("A.rounds_to_80 < 20", "", "12.35", "11.00 to 13.70"),
+        ("A.accuracy_mean - A.ari > 0", "", "12.35", "11.00 to 13.70"),
+    ],
+)
+def test_claims_say_their_unit(claim: str, unit: str, value: str, between: str) -> None:
+    statement = parse(claim, ["A", "B"], {})
+    assert unit_of(statement) == unit
+    judgement = Judgement(statement, {}, Interval(12.35, 11.0, 13.7, 3), "holds")
+    table = claim_table([judgement])
+    assert table.rows[0][4:] == (value, between)
+    assert table.values == {4: [12.35]}
+    assert claim_lines([judgement]) == [f"{'holds':<10} {claim}: {value} ({between})"]
 
 
 def test_pages_sort_cells_by_their_numbers_whatever_the_units() -> None:
