@@ -281,7 +281,7 @@ class RayBackend(Backend):
             except RayError as raised:
                 if not died(raised):
                     raise
-                # Without its traceback: that refers to the error, and this frame to the call, a cycle.
+                # Drop the traceback: its frames refer to the error, and this frame to the call: a cycle.
                 error = raised.with_traceback(None)
             if call.lost == most:
                 most += 1

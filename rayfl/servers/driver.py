@@ -127,8 +127,8 @@ class Driver:
             Interrupted: if ``should_stop`` returned true.
             RayflError: an error that the user can fix.
 
-        Before these errors, and any other exception in a round (such as from a method's hook), reach the
-        caller, a checkpoint of the last complete round is written if possible.
+        In these cases, and after any other exception in a round (such as from a method's hook), the last
+        complete round is in a checkpoint, unless that cannot be written.
         """
         try:
             return self._run(accepted)

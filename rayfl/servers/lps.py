@@ -587,7 +587,7 @@ class _Next:
         self._totals = np.empty(self._size) if job.common else None
 
     def take(self, place: slice, total: NDArray[np.float64]) -> None:
-        """Add the sums ``total`` of a piece of the row, which may be changed in place."""
+        """Store a piece of the row, given its sums ``total``, which may be changed in place."""
         parts = _within(self._job.shared, place)
         old = _take(self._model, parts)
         if self._row.keep or self._job.updates:
@@ -602,7 +602,7 @@ class _Next:
         self._store(place, averages, total)
 
     def put(self, place: slice, averages: NDArray[np.float64]) -> None:
-        """Add a piece of the row that is already averaged."""
+        """Store a piece of the row that is already averaged."""
         self._store(place, averages, averages * self._weight)
 
     def _store(self, place: slice, averages: NDArray[np.float64], total: NDArray[np.float64]) -> None:
