@@ -293,7 +293,7 @@ class Checkpoint:
     ) -> tuple[Checkpoint | None, list[str]]:
         """The newest sound checkpoint, if there is one, and a line about each damaged later one.
 
-        Damaged checkpoints are renamed, so that they are not taken for newer ones than those still to come.
+        Damaged checkpoints are renamed, so that they do not count as newer than checkpoints written later.
 
         Raises:
             Damaged: if there are checkpoints, but none is sound.

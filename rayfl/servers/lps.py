@@ -141,7 +141,7 @@ class ReduceJob:
 @dataclass(frozen=True)
 class CombineJob:
     """Several rows of ``A W`` from the trained models themselves, or the same shard of each row. Used if
-    there are fewer models than sums, or an aggregation rule.
+    there are fewer trained models than sums, or if an aggregation rule is used.
 
     It is sent with the current models ``("model", k)``, the blocks' trained rows ``("rows", block)``
     ``(B, S)``, and the memories ``("memory", k)`` of a server step.

@@ -87,7 +87,7 @@ class Servers:
         # (layers, K, P) if clients leave parameters out of the average; empty for methods without a GPS.
         self.gathered: NDArray[np.float64] = np.zeros((0, 0, 1))
         self.states, self.updates = ClientStates(), ClientStates()
-        self.graph: tuple[Federation, Graph] | None = None  # of the clients, and the data it is of
+        self.graph: tuple[Federation, Graph] | None = None  # data, and the graph of its clients
         self.plans: dict[str, Kept[EvaluationPlan]] = {}  # the latest test of clients, by the data tested on
         self._members: Kept[NDArray[np.int64]] = Kept()
         self._everywhere: Kept[NDArray[np.int64]] = Kept()
