@@ -6,7 +6,7 @@ An analysis is a script whose docstring is its help and whose work is a function
         rounds = frame.option("--rounds", type=int, default=30)
         sys.exit(frame.main(__doc__, work, rounds, seeds="0-2", out="runs/x"))
 
-Bad input is one line and exit code 2, as in ``rayfl``; Ctrl-C is 130.
+Bad input prints one line and exits with code 2, as in ``rayfl``; Ctrl-C exits with code 130.
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ class File:
     """A study file.
 
     Attributes:
-        path: below this folder.
-        name, title: what it says.
-        sizes: that it has besides its own.
+        path: relative to this folder.
+        name, title: as in the file.
+        sizes: further sizes in the file: name -> settings.
     """
 
     path: str
@@ -90,14 +90,14 @@ def keep(folder: Path) -> Path:
         folder: ``studies/<name>`` or ``studies/<name>-<size>``, as ``rayfl study`` writes it.
 
     Raises:
-        ConfigError: if there are no results, if they belong to no study here, or if they are of a part of it.
+        ConfigError: if there are no results, if they belong to no study here, or if they are incomplete.
     """
     try:
         study = yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8"))
         claims = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
         parts = (folder / "table.md").read_text(encoding="utf-8").split("\n\n")
         with (folder / "runs.csv").open(encoding="utf-8", newline="") as file:
-            runs = {run["key"]: run for run in csv.DictReader(file)}  # methods may share some
+            runs = {run["key"]: run for run in csv.DictReader(file)}  # methods may share runs
     except OSError as error:
         raise ConfigError(str(folder), "holds no results of a study", "name a folder in studies/") from error
     ours = {each.name: each for each in studies()}
@@ -128,7 +128,7 @@ def keep(folder: Path) -> Path:
 
 
 def generate() -> str:
-    """README.md."""
+    """Generate the text of README.md."""
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
     return "\n".join([ABOUT, *_overview(results), *_analyses(), *_details(results)]).rstrip() + "\n"
 

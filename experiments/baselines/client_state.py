@@ -5,8 +5,8 @@
     python experiments/baselines/client_state.py --clients 10000 --rounds 15 --out runs/client-state
 
 W3 of ``rayfl bench``: 20 samples of 8 x 8 per client, an MLP 64-32-10, so that a control variate has 2,410
-parameters. After ``--rounds`` timed rounds more follow until every client has taken part. Each objective runs
-in a separate process, and its checkpoint is read in another one.
+parameters. After ``--rounds`` timed rounds, further rounds follow until every client has taken part. Each
+objective runs in a separate process, and its checkpoint is read in another one.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@
 
 Sattler, Mueller, Samek, *Clustered federated learning*, section II. The gradients of k true risks at a
 stationary point are Gaussian vectors in d dimensions that sum to 0; each of m = 3k clients adds Gaussian
-noise of relative length gamma (Eq. 16). For k and gamma: the share of draws with a correct bipartition, and
-with a positive separation gap. Theorem 1 guarantees both for ``gamma < sin(pi / (4 (k - 1)))``; the paper
-finds them with probability about 1 even for k > 10 and gamma > 1.
+noise of relative length gamma (Eq. 16). Computed for each k and gamma: the share of draws with a correct
+bipartition, and with a positive separation gap. Theorem 1 guarantees both for
+``gamma < sin(pi / (4 (k - 1)))``; the paper finds them with probability about 1 even for k > 10 and
+gamma > 1.
 
 Writes ``figure3.csv``, ``figure3.md`` (for each k the guarantee, and the largest gamma with 95 % correct) and
 ``figure3.png``.

@@ -3,8 +3,8 @@
 ::
 
     python experiments/cfl/gap.py DATA              # Figures 5 and 6, and every split
-    python experiments/cfl/gap.py DATA --control # Figure 7: clients that must not be split python
-    experiments/cfl/gap.py DATA --cfl 0.12 0.35 0 --samples 100  # CFL: eps1 eps2 gamma_max
+    python experiments/cfl/gap.py DATA --control    # Figure 7: clients that must not be split
+    python experiments/cfl/gap.py DATA --cfl 0.12 0.35 0 --samples 100  # CFL: eps1 eps2 gamma_max
 
 Sattler, Mueller, Samek, *Clustered federated learning*, VI-A and VI-B: m = 20 clients in k = 4 groups, in
 each of which two labels are swapped; FedAvg with three local epochs. After every round, over the clients'
@@ -178,7 +178,7 @@ def splits(federation: list[Client], rounds: int, settings: Settings, seed: int)
     """FedAvg, bipartition, FedAvg in both halves and so on, until no cluster is mixed, and one split more.
 
     Returns one row per cluster at the end of its FedAvg: the value of each criterion, and whether the cluster
-        *is* mixed.
+    *is* mixed.
     """
     waiting = [(tuple(range(len(federation))), initial(seed))]
     rows = []

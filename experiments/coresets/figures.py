@@ -70,7 +70,7 @@ def greedy(
 
 
 def frank_wolfe_of(graph: Graph, X: walks.Vectors, counts: Sequence[int], seed: int) -> dict[int, Coreset]:
-    """Frank-Wolfe in the same way."""
+    """Frank-Wolfe for every number of references from one run, as :func:`greedy`."""
     found: dict[int, Coreset] = {}
     for coreset in frank_wolfe.steps(graph, max(counts), seed=seed, vectors=X):
         found.update({k: coreset for k in counts if k >= len(coreset)})
@@ -226,7 +226,7 @@ def facebook(options: argparse.Namespace) -> pd.DataFrame:
     D = dijkstra(graph.adjacency, unweighted=True)
     counts, rows = (2, 5, 10, 20, 50, 100), []
     P = graphs.lazy_walk(graph)
-    for seed in options.seeds[:5]:  # only random, costs and ties depend on it
+    for seed in options.seeds[:5]:  # only random, costs and ties depend on the seed
         powers = {k: walks.covering_power(P, k, seed) for k in counts}
         rows += distance_errors(graph, choices(graph, counts, powers, seed, {"kmeans"}), seed, D)
         keep("facebook", rows, options)
@@ -406,7 +406,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
 
 def table(rows: pd.DataFrame) -> str:
     """Mean error (and its standard error) of each method and number of references, as Markdown."""
-    seeds = rows.groupby(["method", "references", "seed"], sort=False)["error"].mean()  # random: its draws
+    seeds = rows.groupby(["method", "references", "seed"], sort=False)["error"].mean()  # over random draws
     cells = seeds.groupby(["method", "references"], sort=False).agg(["mean", "sem"])
     text = cells.apply(lambda cell: f"{cell['mean']:.3g} ± {cell['sem']:.1g}", axis=1).unstack("references")
     text = text[sorted(text.columns)]
@@ -435,7 +435,7 @@ def figure(rows: pd.DataFrame, title: str, path: Path, what: str) -> None:
 
 
 def keep(name: str, rows: Rows, options: argparse.Namespace) -> None:
-    """Write the results after each seed, so that ``--again`` can continue after an interruption."""
+    """Write the results after each seed, so that ``--again`` can show them after an interruption."""
     pd.DataFrame(rows).to_csv(options.out / f"{name}.csv", index=False)
 
 

@@ -47,7 +47,7 @@ def true_groups(federation: Federation) -> NDArray[np.int64]:
 def errors(
     similarities: NDArray[np.float64], groups: NDArray[np.int64], betas: Sequence[float]
 ) -> Iterator[dict[str, Any]]:
-    """Return a row for each beta and kind of clusters."""
+    """Yield a row for each beta and kind of clusters."""
     for beta in betas:
         labels = disjoint_clusters(similarities, beta)
         for method, together, count in (

@@ -42,7 +42,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import frame
 
 C = 5
-"""Centers."""
+"""Number of centers."""
 
 TOGETHER = 40
 """Clients that train in one call."""

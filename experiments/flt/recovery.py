@@ -5,10 +5,9 @@
     RAYFL_DATA=... python experiments/flt/recovery.py --out runs/flt-recovery
 
 Planted groups on real images: EMNIST's letters in five groups of five letters, with sizes by FLT's power law,
-    and
-FLT's scenario 1 on Fashion-MNIST, five groups of two classes. The encoder is trained on the *other* dataset
-(for letters on Fashion-MNIST). The table has the adjusted Rand index of clusters against groups, with the
-number of clusters given (C = 5) and as the tree proposes it (the number in brackets).
+and FLT's scenario 1 on Fashion-MNIST, five groups of two classes. The encoder is trained on the *other*
+dataset (for letters on Fashion-MNIST). The table has the adjusted Rand index of clusters against groups, with
+the number of clusters given (C = 5) and as the tree proposes it (the number in brackets).
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def scenarios(least: int) -> dict[str, dict[str, Any]]:
 
 
 def variants() -> Iterator[tuple[str, dict[str, Any]]]:
-    """What is compared: name and settings of the clustering."""
+    """Yield what is compared: name and settings of the clustering."""
     for gamma in GAMMAS:
         yield f"FLT, gamma {gamma}", {**FLT, "gamma": gamma}
     hierarchical = {**FLT, "grouping": "hierarchical"}
@@ -76,7 +75,7 @@ def variants() -> Iterator[tuple[str, dict[str, Any]]]:
 def signatures(
     clustering: Clustering, samples: Samples, clients: Sequence[np.ndarray[Any, Any]], seed: int
 ) -> tuple[list[Any], float, float]:
-    """Signatures of all clients, and seconds for the feature map and for them."""
+    """Signatures of all clients, seconds for the feature map, and seconds for the signatures."""
     begun = time.perf_counter()
     rng = generator(seed, "public sample")
     public = clustering.features.public_samples
@@ -92,7 +91,7 @@ def signatures(
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Return a row for each scenario, variant and seed."""
+    """Yield a row for each scenario, variant and seed."""
     for scenario, settings in scenarios(options.least).items():
         source = DATASETS[settings["data"]["name"]].model_validate(settings["data"])
         samples = source.load(source.root or data_root())

@@ -10,8 +10,7 @@ direction and a length such that ``mu^T Sigma^-1 mu = 30`` (twice the printed KL
 the unit matrix, or ``A A^T`` with Gaussian A, whose variances differ a thousandfold.
 
 Two claims are counted: within each half of the table the second case is farther apart than the first (as the
-    thesis
-says), and all measures rank the four cases as Bhattacharyya's printed row does.
+thesis says), and all measures rank the four cases as Bhattacharyya's printed row does.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ ones.
 
 Other methods: four clients, three rounds of two epochs, batches of 8. A client's images are copies of one
 image, so that the order does not matter although clients take several steps. The scripts are those of
-``methods/``; ``method_plain.py`` has the methods as their papers do. IFCA is compared from two given models,
-with clients of 16 and of 8 to 32 images, and from the models with which a system starts by itself.
+``methods/``; ``method_plain.py`` implements the methods as in their papers. IFCA is compared from two given
+models, with clients of 16 and of 8 to 32 images, and from the models with which a system starts by itself.
 
 ``--write`` writes the whole page ``results/agreement.md``.
 """
@@ -44,13 +44,13 @@ CASES: Mapping[str, tuple[int, ...]] = {"24 images each": (24, 24, 24, 24), "8 t
 
 @dataclass(frozen=True)
 class Method:
-    """A method besides FedAvg.
+    """A method other than FedAvg.
 
     Attributes:
         title: for the table.
         settings: of the method, in the paper's symbols.
         sizes: images of the clients.
-        systems: those that have it.
+        systems: those that implement it.
     """
 
     title: str
@@ -124,7 +124,7 @@ WHY: Mapping[tuple[str, str], tuple[str, str]] = {
 }
 """Why a system differs by more than rounding from the paper, by method and system.
 
-A variant of ``methods/method_plain.py`` with that difference, and what the system's source says.
+The values are a variant of ``methods/method_plain.py`` with that difference, and the reason in the source.
 """
 
 ROUNDING = 1e-5
@@ -170,7 +170,7 @@ def final(
     script: Path | None = None,
     more: Mapping[str, str] | None = None,
 ) -> Weights | str:
-    """The weights after three rounds, in the order of the layers; or why there are none."""
+    """The weights after three rounds, in the order of the layers; or the reason why there are none."""
     path = folder / f"{system.name}.npz"
     path.unlink(missing_ok=True)
     command = [*system.command()[:-1], str(script or system.script)]
@@ -222,7 +222,7 @@ def table(names: Sequence[str]) -> str:
 
 
 def methods_table(names: Sequence[str], methods: Sequence[str] = tuple(METHODS)) -> str:
-    """The deviations of the other methods, in Markdown, and the reasons of large ones."""
+    """The deviations of the other methods, in Markdown, and the reasons for large ones."""
     chosen = {name: METHODS[name] for name in methods}
     columns = [name for name in names if any(name in method.systems for method in chosen.values())]
     lines = [
@@ -254,7 +254,7 @@ def methods_table(names: Sequence[str], methods: Sequence[str] = tuple(METHODS))
 
 
 def _reason(name: str, system: str, found: Weights, folder: Path) -> str:
-    """Why a system differs, and how far the plain loop does from it if it does the same."""
+    """Why a system differs, and its deviation from a plain loop that does the same."""
     title = f"- {systems.SYSTEMS[system].title}, {METHODS[name].title}:"
     if (name, system) not in WHY:
         return f"{title} not explained."

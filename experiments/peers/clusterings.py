@@ -46,7 +46,7 @@ BETA = 4.9
 
 
 def functions(path: Path) -> Mapping[str, Callable[..., Any]]:
-    """The functions of a file of the authors'.
+    """Load the functions of one of the authors' files.
 
     Raises:
         SystemExit: if there is no such file.
@@ -112,7 +112,7 @@ def clusters(theirs: Mapping[str, Callable[..., Any]], matrix: Array, beta: floa
 
 
 def same(a: NDArray[np.integer], b: NDArray[np.integer]) -> bool:
-    """Whether two labellings ``(N,)`` are one division."""
+    """Whether two labellings ``(N,)`` describe the same clusters."""
     return bool(((a[:, None] == a) == (b[:, None] == b)).all())
 
 
@@ -159,7 +159,7 @@ def flis(folder: Path) -> None:
 def joint(
     theirs: Mapping[str, Callable[..., Any]], beta: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Who is in whose cluster ``(N, N)``, by the authors' ``cluster_logits`` and by rayfl.
+    """Whether client j is in client i's cluster ``(N, N)``, by the authors' ``cluster_logits`` and by rayfl.
 
     Twelve models predict the labels of 200 samples; the more often two agree, the more similar they are.
     """
@@ -195,7 +195,7 @@ def joint(
 
 
 class _Net:
-    """A network that gives predictions in turn, and is not copied."""
+    """A network that returns given predictions, batch by batch, and is never copied."""
 
     def __init__(self, batches: Any) -> None:
         self.batches = batches

@@ -17,7 +17,7 @@ import psutil
 from systems import HERE, System
 
 _LOOK = 0.05
-"""Seconds between two looks at the file of marks."""
+"""Seconds between two reads of the file of marks."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Limits:
     """How long to measure.
 
     Attributes:
-        warm_up: rounds that are left out besides the first, which belongs to the start-up.
+        warm_up: rounds that are left out in addition to the first, which belongs to the start-up.
         rounds: least number of rounds that are timed.
         seconds: least time that they take together, up to ``most`` rounds.
         most: largest number of rounds that are timed.
-        patience: seconds after which the measurement ends with the rounds that are there, or fails.
+        patience: seconds after which the measurement ends with the rounds timed so far, or fails.
         memory: least number of seconds for which memory is watched.
     """
 
@@ -46,7 +46,7 @@ def measure(system: System, folder: Path, limits: Limits, threads: int = 1) -> d
 
     Returns:
         ``rounds`` (seconds of each timed round), their median ``seconds``, ``startup`` (seconds from the
-        start of the process to the end of the first round, less a round), ``cpu_seconds`` a round of all
+        start of the process to the end of the first round, minus a round), ``cpu_seconds`` per round of all
         processes, ``memory_gb`` (largest proportional set size of all processes in rounds after the timed
         ones), and ``load`` of the machine before; or ``error``.
     """
@@ -91,7 +91,7 @@ class _Ended(Exception):
 
 
 def _watch(process: psutil.Process, marks: Path, begun: float, limits: Limits) -> dict[str, Any]:
-    """Wait until enough rounds are timed, then look at memory for some more."""
+    """Wait until enough rounds are timed, then watch memory during further rounds."""
     first = limits.warm_up + 1
     times = _wait(process, marks, begun, first, limits.patience)
     tree = _tree(process)
@@ -108,7 +108,7 @@ def _watch(process: psutil.Process, marks: Path, begun: float, limits: Limits) -
     rounds = [b - a for a, b in zip(times[first - 1 :], times[first:], strict=False)]
     median = statistics.median(rounds)
     peak, until = 0.0, time.time() + min(max(limits.memory, 1.5 * median), 30.0)
-    while time.time() < until:  # not while rounds are timed: a look takes a part of a core
+    while time.time() < until:  # not while rounds are timed: watching takes a part of a core
         peak = max(peak, sum(map(_pss, _tree(process))))
         time.sleep(0.2)
     return {
@@ -125,10 +125,10 @@ def _wait(process: psutil.Process, marks: Path, begun: float, count: int, patien
     """The times of at least ``count`` complete rounds.
 
     Raises:
-        _Ended: if they do not come.
+        _Ended: if the script ends before, or takes too long.
     """
     while True:
-        # Whether it has ended is asked first: it may mark a round and end between the two.
+        # Check first whether it has ended: it may mark a round and end between the two checks.
         ended = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
         found = [float(line) for line in marks.read_text().split()] if marks.exists() else []
         if len(found) >= count:

@@ -1,6 +1,6 @@
 """The networks of the head-to-head comparison, in PyTorch alone: every system trains these same modules.
 
-FedJAX has its own in ``clients/run_fedjax.py``: the same layers in Haiku.
+FedJAX uses the same layers in Haiku, see ``clients/run_fedjax.py``.
 """
 
 from __future__ import annotations

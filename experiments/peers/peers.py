@@ -5,7 +5,7 @@
     python experiments/peers/peers.py run --quick --workloads W1 W2 W3
     python experiments/peers/peers.py report                 # table.md, figure.svg, results.json
 
-``run`` leaves out measurements that are there. Stop it with Ctrl-C and start it again to go on.
+``run`` skips measurements that exist already. Stop it with Ctrl-C, and start it again to continue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def install(options: argparse.Namespace) -> None:
-    """Make the environments."""
+    """Create the environments."""
     for name in _known(options.systems, systems.SYSTEMS, "system"):
         systems.install(systems.SYSTEMS[name], print)
 
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def write_report(options: argparse.Namespace) -> None:
-    """Tables and the figure from what has been measured."""
+    """Write the tables and the figure from the measurements."""
     kind = "quick" if options.quick else "full"
     rows = report.read(options.out / kind)
     if not rows:

@@ -5,8 +5,8 @@
 
 Twelve clients in three planted groups of four. ``cluster_clients`` is taken from the file as it is, and
 called as the repositories call it: on the rows and columns of one cluster, ``similarities[idc][:, idc]``. It
-returns places within that cluster. Kept as client ids, as these repositories do, they are right for the first
-split, whose cluster is everybody, and wrong from the second on. ``idc[places]`` are the ids.
+returns positions within that cluster. These repositories use them as client ids, which is right for the first
+split, of the cluster of all clients, and wrong from the second split on. The ids are ``idc[places]``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def similarities() -> NDArray[np.float64]:
 
 
 def from_file(path: Path) -> Split:
-    """The function ``cluster_clients`` of a file, by itself or of a class.
+    """The function or method ``cluster_clients`` of a file.
 
     Raises:
         SystemExit: if there is none.
@@ -55,7 +55,7 @@ def from_file(path: Path) -> Split:
 
 
 def _clustering(affinity: str = "", **settings: Any) -> AgglomerativeClustering:
-    """scikit-learn has renamed an argument."""
+    """scikit-learn's class with the former name of an argument."""
     return AgglomerativeClustering(**({"metric": affinity} if affinity else {}), **settings)
 
 
@@ -76,7 +76,7 @@ def two_splits(split: Split, kept_as_ids: bool) -> list[list[int]]:
 
 
 def told(clusters: Sequence[Sequence[int]]) -> str:
-    """The clusters, and how many clients they hold."""
+    """The clusters, and how many clients they contain."""
     counts = Counter(client for ids in clusters for client in ids)
     twice = sum(count > 1 for count in counts.values())
     return f"{clusters}: {len(counts)} of {len(GROUPS)} clients, {twice} of them more than once"

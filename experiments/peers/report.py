@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 _MACHINE = ("processor", "cores", "memory_gb", "gpus", "python")
-"""What a reader needs to know of the machine; the rest may change from run to run."""
+"""What a reader needs to know about the machine; the rest may change from run to run."""
 
 
 def machine() -> dict[str, Any]:
@@ -28,7 +28,7 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of this checkout, short; empty outside of one."""
+    """The abbreviated commit of this checkout; empty outside a checkout."""
     command = ["git", "rev-parse", "--short", "HEAD"]
     found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
     return found.stdout.strip()
@@ -40,7 +40,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 
 def ratios(rows: Iterable[Row], workload: str, system: str) -> list[float]:
-    """Seconds a round of the system over those of rayfl, repetition by repetition."""
+    """Seconds per round of the system divided by those of rayfl, for each repetition."""
     seconds = {
         (row["system"], row["repetition"]): row["seconds"]
         for row in rows
@@ -54,7 +54,7 @@ def ratios(rows: Iterable[Row], workload: str, system: str) -> list[float]:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table a workload, and what was left out."""
+    """One table per workload, and what was left out."""
     by_workload: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_workload[row["workload"]].append(row)
@@ -115,7 +115,7 @@ def _median(rows: Sequence[Row], key: str) -> float:
 
 
 def _spread(values: Sequence[float]) -> str:
-    """The median, and the least and the most where there are several."""
+    """The median, and the minimum and maximum if there are several values."""
     text = f"{statistics.median(values):.3g}"
     return text if len(values) < 2 else f"{text} ({min(values):.3g} to {max(values):.3g})"
 
@@ -132,7 +132,7 @@ _MARKERS = "os^vDPX"
 
 
 def figure(rows: Sequence[Row], path: Path) -> None:
-    """A line a workload, with a mark for each system: seconds a round over those of rayfl, logarithmic."""
+    """One line per workload with a mark per system: seconds per round divided by rayfl's, logarithmic."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

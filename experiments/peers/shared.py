@@ -1,4 +1,4 @@
-"""What the client scripts of all systems share: the task's data, and how they say that a round is done.
+"""What the client scripts of all systems share: the task's data, and how they report a complete round.
 
 It needs NumPy only, and is not counted as user code.
 """
@@ -17,25 +17,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 MEAN, DEVIATION = 0.5, 0.29
-"""What pixels in 0..1 are normalised with, in all systems."""
+"""Mean and standard deviation for the normalisation of pixels in 0..1, in all systems."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A workload on disk, as ``tasks.py`` writes it: FedAvg over clients with equally many samples.
+    """A workload on disk, as ``tasks.py`` writes it.
 
     Attributes:
         name: of the workload.
         network: in ``networks.py``.
         shape: of a sample, ``(C, H, W)`` of an image or ``(L,)`` of a text.
         classes: labels, or words of the vocabulary.
-        clients: N; client c has the samples from ``c * samples`` on.
-        samples: training samples of each client; where they differ, ``sizes`` has them.
-        cohort: clients a round.
+        clients: N; the samples of one client follow those of the one before.
+        samples: training samples of each client, unless ``sizes`` is given.
+        cohort: clients per round.
         epochs, batch_size, lr, momentum: of the local SGD.
         folder: of ``x.npy`` and ``y.npy``.
         sizes: samples of each client, or empty.
-        rounds: to run; without end if the system is stopped from outside.
+        rounds: to run; practically unlimited if the system is stopped from outside.
         method: ``fedavg``, or one of ``agree.METHODS``.
         settings: of the method.
     """
@@ -74,7 +74,7 @@ class Task:
         return found
 
     def own(self, number: int) -> slice:
-        """Where a client's samples lie."""
+        """The positions of a client's samples."""
         if self.sizes:
             return slice(sum(self.sizes[:number]), sum(self.sizes[: number + 1]))
         return slice(number * self.samples, (number + 1) * self.samples)
@@ -85,7 +85,7 @@ class Task:
 
 
 def normalised(x: NDArray[Any]) -> NDArray[Any]:
-    """Pixels in 0..255 as float32 with about zero mean and unit deviation; words stay."""
+    """Pixels in 0..255 as float32 with about zero mean and unit deviation; words as int64."""
     if x.dtype != np.uint8:
         return np.array(x, np.int64)
     return ((x.astype(np.float32) / 255) - MEAN) / DEVIATION
@@ -99,12 +99,12 @@ def load_task() -> Task:
 
 
 def round_done() -> None:
-    """Write down that a round is complete: its time, to the file that ``PEERS_MARKS`` names."""
+    """Record that a round is complete: append the time to the file that ``PEERS_MARKS`` names."""
     with open(os.environ["PEERS_MARKS"], "a") as file:
         file.write(f"{time.time()}\n")
 
 
 def finished(tensors: Iterable[Any]) -> None:
-    """Keep the final weights, in the order of the network's layers, where ``PEERS_FINAL`` names a file."""
+    """Write the final weights, in the order of the layers, to the file that ``PEERS_FINAL`` names, if any."""
     if path := os.environ.get("PEERS_FINAL"):
         np.savez(path, *(np.asarray(tensor) for tensor in tensors))

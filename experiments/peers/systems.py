@@ -1,4 +1,4 @@
-"""The systems that are compared, and their environments: each a virtual environment of its own."""
+"""The systems that are compared, and their virtual environments."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class System:
         name: of its client script ``clients/run_<name>.py`` and its requirements.
         title: for tables.
         about: how it runs here.
-        launch: what starts the script, after the interpreter.
-        own: it has an environment of its own; else it runs in this one.
-        workloads: those that its client script can do.
-        why_not: the reason where it leaves some out.
+        launch: arguments of the interpreter before the script.
+        own: whether it has a separate environment; else it runs in this one.
+        workloads: those that its client script can run.
+        why_not: the reason why others are left out.
         environment: variables to set.
     """
 
@@ -55,11 +55,11 @@ class System:
 
     @property
     def installed(self) -> bool:
-        """Whether its environment is there."""
+        """Whether its environment exists."""
         return self.python.exists()
 
     def command(self) -> list[str]:
-        """What runs the client script."""
+        """The command that runs the client script."""
         return [str(self.python), *self.launch, str(self.script)]
 
     def lines(self) -> int:
@@ -101,12 +101,12 @@ SKIPPED: Mapping[str, str] = {
 
 
 def home() -> Path:
-    """Where the environments lie: ``PEERS_HOME``, else below the user's cache."""
+    """The folder of the environments: ``PEERS_HOME``, or one below the user's cache."""
     return Path(os.environ.get("PEERS_HOME") or Path.home() / ".cache" / "rayfl" / "peers")
 
 
 def install(system: System, say: Callable[[str], None]) -> None:
-    """Make the environment of a system from its pinned requirements.
+    """Create the environment of a system from its pinned requirements.
 
     Raises:
         RayflError: if pip fails.
@@ -120,7 +120,7 @@ def install(system: System, say: Callable[[str], None]) -> None:
     pip = [str(system.python), "-m", "pip", "install", "--quiet"]
     steps = (
         [sys.executable, "-m", "venv", "--clear", str(folder)],
-        [*pip, torch],  # with what its build for this platform needs
+        [*pip, torch],  # with the dependencies of its build for this platform
         [*pip, "--no-deps", "--requirement", str(requirements)],
     )
     for step in steps:

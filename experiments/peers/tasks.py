@@ -22,7 +22,7 @@ from rayfl.given import data_root
 Arrays = tuple[NDArray[Any], NDArray[np.int64]]
 
 LENGTH, VOCABULARY = 20, 5_000
-"""Words of an article, and of AG News' vocabulary."""
+"""Number of words of an article, and of AG News' vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class Workload:
 
     @property
     def threads(self) -> int:
-        """Of systems that train in one process: all cores for large convolutions, else one is faster."""
+        """Threads of systems with a single process: all cores for large convolutions, else one is faster."""
         return (os.cpu_count() or 1) if self.task.network in ("resnet18", "resnet9", "dropout_cnn") else 1
 
 
 def _own(name: str, network: str) -> Workload:
-    """One of ``rayfl bench``."""
+    """A workload of ``rayfl bench``."""
     w = BENCH[name]
     training = {"momentum": 0.0, **w.training}
     task = Task(name, network, w.shape, w.classes, w.clients, w.samples, w.cohort, folder="", **training)
@@ -117,7 +117,7 @@ def quick(workload: Workload) -> Workload:
 
 
 def write(workload: Workload, folder: Path) -> dict[str, str]:
-    """Write ``task.json``, ``x.npy`` and ``y.npy`` to ``folder``, unless they are there.
+    """Write ``task.json`` to ``folder``, and ``x.npy`` and ``y.npy`` unless the data are there.
 
     Returns:
         ``data``: the dataset's name, or ``random``; and ``folder``.

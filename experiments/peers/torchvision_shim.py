@@ -1,4 +1,4 @@
-"""Import it before torchvision: a torchvision built for CUDA does not import beside a torch without CUDA.
+"""Import it before torchvision: a torchvision built for CUDA cannot be imported with a torch without CUDA.
 
 Nothing here uses its compiled operators; it is enough that their names exist. The same as
 ``rayfl/torchvision_shim.py``, for environments without rayfl.

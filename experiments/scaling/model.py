@@ -179,7 +179,7 @@ class Round:
         self.holders = [[shard] for shard in range(case.shards)]  # the nodes that hold each shard
         self.coming = dict[tuple[int, int], list[Callable[[], None]]]()
         self.messages, self.left, self.unfinished = self._messages(), 0, case.shards
-        self.sums: list[int] = []  # the nodes that hold them
+        self.sums: list[int] = []  # the node of each sum
 
     def _messages(self) -> deque[list[int]]:
         """The sizes of the blocks of each message, in the order of sending."""
@@ -384,7 +384,7 @@ def measure_one(small: bool, block: int, rounds: int) -> dict[str, Any]:
 
 
 def measure_step(rounds: int) -> dict[str, Any]:
-    """CPU seconds of a client-step of W1 in one process, and how many clients a block of it has."""
+    """CPU seconds of a client-step of W1 in one process."""
     from rayfl.bench.measure import running
     from rayfl.bench.workloads import WORKLOADS
 
@@ -644,7 +644,7 @@ CLIENTS = 4800
 """Clients per node and round: the work grows with the cluster."""
 
 SHARDS = 16
-"""Of a model, at most."""
+"""Maximum number of shards of a model."""
 
 LARGE = 10_000_000
 """Parameters of the larger model; its client-step takes proportionally longer."""
@@ -709,7 +709,7 @@ def show(costs: Costs, gigabits: float, out: Path, nodes: Sequence[int] = NODES)
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    # Ray copies at the speed of this machine's memory at most, whatever the network.
+    # Even with a faster network, Ray copies at most at the speed of this machine's memory.
     rows = table(replace(costs, byte=max(costs.byte, 8 / (gigabits * 1e9))), nodes)
     speed = min(gigabits, 8e-9 / costs.byte)
     lines = [

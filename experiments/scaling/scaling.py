@@ -40,7 +40,7 @@ def read(path: Path) -> dict[str, Any]:
     """A config file of this experiment.
 
     Raises:
-        SystemExit: with one line if it does not say what is needed.
+        SystemExit: with one line, if a required setting is missing or wrong.
     """
     from rayfl.bench.workloads import WORKLOADS
 

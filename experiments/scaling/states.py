@@ -7,8 +7,8 @@
 Runs inline, in this process; an MLP 64-1333-10 has 99,985 parameters. ``--memory`` is
 ``execution.state_memory``, the share of the memory beyond which states are written to disk.
 
-``--store GB`` runs on Ray, with two client actors and an object store of that size, which goes to disk by
-itself. ``peak_memory_all_mb`` is then the memory of all processes together, Ray's included: their
+``--store GB`` runs on Ray, with two client actors and an object store of that size, which spills to disk by
+itself. ``peak_memory_all_mb`` is then the memory of all processes together, including Ray's: their
 proportional set size, with the pages of the object store counted once.
 """
 
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 _HIDDEN = 1333
-"""Units of the hidden layer: 75 P / 99,985 parameters."""
+"""Units of the hidden layer, with 75 parameters each and 10 biases of the outputs: 99,985 in all."""
 
 
 def _status(name: str) -> int:
@@ -42,7 +42,7 @@ def _written() -> int:
 
 
 def _start_ray(store: float) -> None:
-    """Start Ray on this machine with an object store of so many GB."""
+    """Start Ray on this machine with an object store of ``store`` GB."""
     import ray
 
     os.environ.setdefault("RAY_worker_niceness", "0")

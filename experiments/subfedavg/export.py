@@ -44,11 +44,11 @@ class Network:
     Attributes:
         client: its id.
         module: without the pruned channels; in training mode, as built.
-        dense: the same, with zeros in place of pruned weights.
+        dense: the full network, with zeros in place of pruned weights.
         parameters: of the smaller network, zeros included.
         nonzero: the number of those that are not pruned.
         flops: of its convolutions, for one sample.
-        server_accuracy: accuracy in percent of the server's model under its mask, on its test samples.
+        server_accuracy: test accuracy in percent of the server's model with the client's mask.
     """
 
     client: int
@@ -79,7 +79,7 @@ def open_run(path: Path) -> tuple[Config, Checkpoint, ModelSpec, Federation]:
 def network(
     config: Config, saved: Checkpoint, spec: ModelSpec, federation: Federation, client: int
 ) -> Network:
-    """A client's network as it would use it.
+    """The network that a client uses.
 
     Raises:
         ConfigError: if the client never took part.

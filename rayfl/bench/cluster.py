@@ -1,9 +1,9 @@
 """Measure clustering at scale: seconds and memory of ``cluster_signatures`` over the number of clients.
 
 The signatures are synthetic: every client's subspace lies near that of its planted cluster. For comparison,
-    the usual double loop over pairs is timed on some pairs and extrapolated. Every size runs in a separate
-    process, so that its peak memory can be measured; the peak includes the signatures and about 0.1 GB of
-    imports.
+the usual double loop over pairs is timed on some pairs and extrapolated. Every size runs in a separate
+process, so that its peak memory can be measured; the peak includes the signatures and about 0.1 GB of
+imports.
 """
 
 from __future__ import annotations

@@ -51,9 +51,10 @@ def bench(
         tasks: names of benchmarks; or a config (a preset's name or a YAML file) and dotted settings.
         rounds: measured rounds of each workload.
         out: file for all figures. Those of ``methods`` and ``networks`` are written as they are measured; if
-            the file is from a process that was stopped, what is in it is not measured again.
+            the file is from a process that was stopped, its figures are not measured again.
         console: where tables are printed.
-        device: ``cpu`` or ``cuda``, of both sides; on a GPU ``networks`` is measured by default, too.
+        device: ``cpu`` or ``cuda``, for rayfl and the plain loop; on a GPU ``networks`` is measured by
+            default, too.
         precision: ``bf16`` measures ``networks`` in reduced precision, too.
 
     Raises:

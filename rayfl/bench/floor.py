@@ -25,8 +25,8 @@ def peak(tries: int = 9, device: torch.device = torch.device("cpu")) -> float:  
     """Floating-point operations per second in float32, of one core or of a GPU, in the best of several tries
     of a product of large matrices or of a large convolution.
 
-    Either may be the faster one: on AMD's processors PyTorch's convolutions are. A product and a sum are two
-    operations.
+    Either may be faster: on AMD's processors PyTorch's convolutions are. A multiplication and an addition
+    count as two operations.
     """
     side, clock = (_SIDE, time.process_time) if device.type == "cpu" else (8 * _SIDE, time.perf_counter)
     threads = torch.get_num_threads()
@@ -56,7 +56,7 @@ def peak(tries: int = 9, device: torch.device = torch.device("cpu")) -> float:  
 
 
 def wait(device: torch.device) -> None:
-    """Until a GPU has done what it was asked to."""
+    """Wait until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -64,8 +64,8 @@ def wait(device: torch.device) -> None:
 def operations(spec: ModelSpec, data: Samples, samples: int) -> float:
     """Operations of products and convolutions in one step, forward and backward, on this many samples.
 
-    Everything else (activations, normalisation, the update) is not counted. The input needs no gradient. They
-    are counted on the CPU, also for a GPU, whose LSTM is one operation that PyTorch's counter takes for none.
+    Everything else (activations, normalisation, the update) is not counted. The input needs no gradient. The
+    operations are counted on the CPU, also for a GPU, because PyTorch's counter does not count a GPU's LSTM.
     """
     from torch.utils.flop_counter import FlopCounterMode  # deferred: its imports are slow
 

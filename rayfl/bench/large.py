@@ -1,8 +1,8 @@
 """Models with tens of millions of parameters: seconds per round compared with the plain loop, memory by
 process.
 
-``python -m rayfl.bench.large --help`` measures one model, inline beside the plain loop in one process, on Ray
-beside that in two.
+``python -m rayfl.bench.large --help`` measures one model, inline against the plain loop in one process, or on
+Ray against the plain loop in two processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "fedavg": {},
     "pacfl": {"algorithm": "pacfl", "clustering": {"n_clusters": 2}},
 }
-"""Methods that are measured, and what their configs say."""
+"""Methods that are measured, and sections of their configs."""
 
 WARM_UP = 2
 """Rounds that are not counted: until then processes ask the system for memory that they then keep."""
@@ -48,7 +48,7 @@ def workload(hidden: tuple[int, ...], cohort: int, method: str = "fedavg", serve
 
 
 def measured(task: Workload, rounds: int, execution: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of a round of both, bytes of the last round, and the memory of rayfl's processes after it."""
+    """Seconds per round of rayfl and the plain loop, bytes of rayfl's last round, and memory by process."""
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
         plain = NaiveFedAvg(task, 1 if execution["backend"] == "inline" else 2)
         try:
@@ -76,8 +76,8 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any]) -> dict[str
 
 
 def by_process() -> dict[str, list[float]]:
-    """Memory of this process and of those of Ray below it in GB: their own, shared pages of the object store,
-    and the most of both that there has been."""
+    """Memory in GB of this process and of Ray's processes below it: private pages, shared pages (of the
+    object store), and the peak of both together."""
     found: dict[str, list[float]] = {}
     me = psutil.Process()
     for process in [me, *me.children(recursive=True)]:

@@ -162,7 +162,7 @@ def running(
 
 
 _ON: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {"device": "cuda", "gpus_per_actor": 0.5, "actors": 2}}
-"""``execution`` of rayfl beside the plain loop, which has two processes."""
+"""Settings of ``execution`` for rayfl by device; the plain loop has two processes."""
 
 
 def measure(

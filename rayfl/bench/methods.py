@@ -84,7 +84,7 @@ def run(
         workloads: what they run.
         methods: sections of the config by name; the first is what the others are compared with.
         say: called with a line for each method and workload.
-        saved: rows that are known, and where each is kept once it is measured.
+        saved: rows that are already known; it also keeps rows once they are measured.
 
     Returns:
         One row per method: for each workload its median CPU milliseconds per round (``W1_ms``), the median of
@@ -143,7 +143,7 @@ def _pairs(
     rounds: int,
     compared: tuple[dict[str, Any], Mapping[str, dict[str, Any]]],
 ) -> Iterator[tuple[str, Sequence[Turn], Sequence[Turn]]]:
-    """For each method its rounds, and those of the compared method in the same turns.
+    """Yield, for each method, its rounds and those of the compared method in the same turns.
 
     Args:
         workload, folder, rounds: what is measured, where, and how often.
@@ -176,7 +176,7 @@ def _warm_up(rayfl: Rayfl, clients: int) -> None:
 
 
 def _turn(rayfl: Rayfl) -> Turn:
-    """The next round."""
+    """Measure the next round."""
     begun = time.process_time()
     rayfl.round()
     return Turn(time.process_time() - begun, rayfl.trained[-1])

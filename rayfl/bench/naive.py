@@ -66,7 +66,7 @@ def train_client(plain: Plain, model: nn.Module, x: Tensor, y: Tensor) -> None:
 def _work(plain: Plain, pipe: Connection, device: str = "cpu") -> None:
     """A worker process: trains the clients that it receives and returns the sums of n_i w_i and of n_i."""
     torch.set_num_threads(1)
-    products_in_float32()  # as rayfl's are; PyTorch's default on a GPU would compare other arithmetic
+    products_in_float32()  # as in rayfl; on a GPU, PyTorch's default may be other arithmetic
     read, model = plain.reader(), plain.network().to(device)
     model.train()
     pipe.send("ready")

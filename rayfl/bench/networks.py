@@ -32,7 +32,7 @@ from rayfl.training.precision import Precision
 from rayfl.training.work import LocalWork
 
 WORDS, LENGTH = 5_002, 20
-"""The vocabulary and the words of a text."""
+"""Size of the vocabulary, and number of words in a text."""
 
 
 class Tutorial(nn.Module):
@@ -153,13 +153,13 @@ class Words(Model):
     }
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """For texts ``(L,)``."""
+        """The network for texts ``(L,)``."""
         return Transformer(shape[0], classes)
 
     def example(
         self, shape: tuple[int, ...], classes: int, count: int, rng: np.random.Generator
     ) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-        """As of the LSTM."""
+        """See :class:`~rayfl.models.lstm.Lstm`."""
         return Lstm().example(shape, classes, count, rng)
 
 
@@ -171,8 +171,8 @@ class Case:
         network: for tables.
         model: the network.
         shape: of an image ``(C, H, W)``, or of a text ``(L,)``.
-        classes: or words.
-        clients, samples: how many, and of each.
+        classes: number of classes, or of words.
+        clients, samples: number of clients, and of samples per client.
         epochs, batch_size, momentum: of local training.
     """
 
@@ -248,9 +248,9 @@ def run(
     Args:
         rounds: measured rounds of each engine.
         say: called with one line per round.
-        saved: rows that are known, and where each is kept once it is measured.
+        saved: rows that are already known; it also keeps rows once they are measured.
         device: ``cpu``, with one thread, or ``cuda``.
-        precision: if it is reduced, the engine that ``auto`` takes for it is measured too.
+        precision: if it is reduced, the engine that ``auto`` chooses for it is measured too.
 
     Returns:
         One row per network: the ``engine``, median seconds per round of it and of the loop (CPU seconds, on a
@@ -291,7 +291,7 @@ def measure(
     batches = Batches(data, device)
     name, _ = choose_engine(spec)
     own_engine, opened = open_engine(name, spec, batches, 0)
-    # Where auto takes the loop, both sides are one, and the ratio says what the measurement is worth.
+    # If auto chooses the loop, both engines are the same, and the ratio shows the error of the measurement.
     engines = {"loop": ENGINES["loop"](spec, batches, 0), "own": own_engine}
     reduced = ""
     if precision != "float32":

@@ -90,7 +90,7 @@ class OwnWorkload:
         )
 
     def refuse_gpu(self) -> None:
-        """For a plain loop on the CPU, with which a GPU cannot be compared.
+        """Refuse a config that trains on a GPU, which cannot be compared with a plain loop on the CPU.
 
         Raises:
             ConfigError: if the config trains on a GPU of this machine.

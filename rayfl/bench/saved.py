@@ -1,4 +1,4 @@
-"""The figures of long benchmarks, written while they run: one that is stopped goes on where it was."""
+"""The figures of long benchmarks, written while they run, so that a stopped benchmark can be continued."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Rows:
 
 @dataclass
 class SavedFigures:
-    """A file of figures; as long as it has an entry ``unfinished``, what is in it is not measured again.
+    """A file of figures; as long as it has an entry ``unfinished``, its figures are not measured again.
 
     Attributes:
         path: the file; None: nothing is saved.
         rounds: measured rounds, which must be those of the stopped process.
-        result: the figures so far, with ``machine``, ``versions`` and ``device``, which must be its too.
+        result: the figures so far, with ``machine``, ``versions`` and ``device``, which must be equal, too.
     """
 
     path: Path | None

@@ -21,7 +21,7 @@ from rayfl.bench.own import OwnWorkload
 from rayfl.bench.workloads import WORKLOADS, Workload
 
 COMMANDS = ("list", "run digits-demo training.lrr=1", "--help", "--version")
-"""A list, a mistake, and the help of a command."""
+"""A list, a mistake, the help, and the version."""
 
 BACKENDS = {"ray": "Ray", "inline": "inline"}
 

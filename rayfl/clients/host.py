@@ -89,7 +89,7 @@ class ClientHost:
         return os.getpid()
 
     def about(self, job: None, objects: Objects) -> Answer:
-        """Which engine trains here, on what, in a line."""
+        """Return one line about the engine that trains here."""
         return Answer(self._about)
 
     def train(self, job: TrainJob, objects: Objects) -> Answer:
@@ -99,7 +99,7 @@ class ClientHost:
         return replace(answer, objects=self._in_shards(job, answer.objects))
 
     def _in_shards(self, job: TrainJob, made: Objects) -> dict[Key, Any]:
-        """What a block has made, its sums or rows in the shards of the model."""
+        """The results of a block, with its sums or rows cut into the shards of the model."""
         shared = self._ranges.among(complement(job.layout.layers, self.spec.P))
         extra = self._ranges.evenly(job.local.server_size(self.spec))
         found: dict[Key, Any] = {}
@@ -109,7 +109,7 @@ class ClientHost:
                 shards = value.split([*shared], [*extra])
                 found.update((("sum", (which, at)), shard.cut()) for at, shard in enumerate(shards))
             elif kind == ROWS:
-                # In one piece each: others are copied into the message instead of the object store.
+                # Contiguous: other arrays are copied into the message instead of the object store.
                 shards = [np.ascontiguousarray(shard) for shard in shared.split(value)]
                 found.update(((ROWS, at), shard) for at, shard in enumerate(shards))
             else:
@@ -119,7 +119,7 @@ class ClientHost:
     def _one_by_one(self, job: TrainJob, objects: Objects) -> Answer:
         """Train the clients of a block one after the other, and keep only the sums of their models."""
         assert job.mixing is not None
-        # Before any model: memory that is freed between large arrays may fit neither of the next ones.
+        # Allocated before any model: memory freed between large arrays may be too small for later ones.
         size, rows = self.spec.P - length(job.layout.layers), job.mixing.rows.tolist()
         sums: dict[Key, Adding] = {("sum", row): Adding(size) for row in rows}
         reports = [
@@ -129,13 +129,13 @@ class ClientHost:
         delivered = np.array([client not in report.failures for client in job.clients.tolist()], np.float64)
         kept: dict[Key, Any] = {}
         for place, row in enumerate(rows):
-            # The weights are added as those of a whole block are: their order may show in the last bit.
+            # The weights are added as for a whole block: their order may change the last bit.
             weight, keep = _weights(job.mixing, place, delivered)
             kept["sum", row] = replace(sums["sum", row].partial(), weight=weight, keep=keep)
         return Answer(report, kept)
 
     def _added(self, job: TrainJob, objects: Objects, sums: dict[Key, Adding]) -> TrainReport:
-        """Train a client and add its model to the sums; nothing of the model's size is left of it."""
+        """Train a client and add its model to the sums; nothing of the model's size is kept."""
         answer = self._block(job, objects)
         for name, part in answer.objects.items():
             sums[name].add(part)
@@ -146,7 +146,7 @@ class ClientHost:
         """Train a block, all clients at once."""
         begun = time.perf_counter()
         local, spec, layout = job.local, self.spec, job.layout
-        # Where all start from the same model there is no need of a copy each.
+        # If all clients start from the same model, they need no copies of it.
         rows = self._gather(objects, "model", job.start, own=bool(layout.layers))
         states, fresh = self._states(job, objects, rows)
         _overlay(rows, layout, states, fresh)
@@ -257,7 +257,7 @@ class ClientHost:
             return {}
         failed = list(block.failures)
         rows = block.rows
-        if failed:  # their rows may hold anything
+        if failed:  # their rows may contain NaN
             rows = rows.clone()
             rows[failed] = start[failed]
         models = [as_tensor(objects["model", k]) for k in range(job.models)]
@@ -279,8 +279,8 @@ class ClientHost:
     def _gather(
         self, objects: Objects, kind: str, numbers: NDArray[np.int64], own: bool = True
     ) -> torch.Tensor:
-        """The vectors of a kind with these numbers, one per client ``(B, ...)``; only its ``own`` may be
-        written to."""
+        """The vectors of a kind with these numbers, one per client ``(B, ...)``; they may only be written to
+        if ``own``."""
         device = self.batches.device
         used, place = np.unique(numbers, return_inverse=True)
         if len(used) > 1 and self.spec.P <= PIECE and isinstance(objects[kind, int(used[-1])], Mixture):
@@ -309,7 +309,7 @@ class ClientHost:
     def _states(
         self, job: TrainJob | AdaptJob, objects: Objects, rows: torch.Tensor
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-        """The clients' states ``(B, S)``, zeros where there is none yet, and where that is ``(B,)``."""
+        """The clients' states ``(B, S)``, zeros for clients without one, and which of them these are."""
         fresh = np.array([state is None for state in job.states], np.bool_)
         if not len(fresh):
             return rows[:, :0], np.ones(len(rows), np.bool_)
@@ -327,7 +327,7 @@ class ClientHost:
                 for place, row in places:
                     states[place] = stored[row]
             return states, fresh
-        # Short ones in NumPy, which takes a quarter of the time of torch's indices.
+        # Short states in NumPy, which takes a quarter of the time of indexing in torch.
         found = np.empty((len(rows), size), np.float32)
         found[fresh] = 0.0
         for number, places in held.items():
@@ -344,14 +344,14 @@ class ClientHost:
         models: torch.Tensor,
         same: NDArray[np.int64],
     ) -> Arrival:
-        """What the order of samples sees of clients that have no state for it.
+        """What the order of samples knows about clients without a state for it.
 
         Args:
             work, round: of the training.
             clients: ids ``(B,)``.
             samples: their training samples.
             models: that they train from ``(B, P)``.
-            same: clients of one number have equal models ``(B,)``.
+            same: clients with the same number have equal models ``(B,)``.
         """
 
         def logits(model: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -405,9 +405,9 @@ class ClientHost:
         the clients that failed when they adapted them.
 
         Args:
-            job: what was asked.
+            job: the job.
             block: as trained.
-            states: the new ones of the local objective, and of the order of samples, each ``(B, S)``.
+            states: the new states of the local objective, and of the order of samples, each ``(B, S)``.
             samples: of the clients, to train on.
         """
         test, clients = job.test, job.clients
@@ -463,7 +463,7 @@ class ClientHost:
         return Answer(self._adapted(job, objects)[1].cpu().numpy())
 
     def _adapted(self, job: AdaptJob, objects: Objects) -> tuple[torch.Tensor, torch.Tensor, dict[int, str]]:
-        """The clients' models before and after they trained on ``(B, P)``, and who failed."""
+        """The clients' models before and after fine-tuning ``(B, P)``, and the failures by client id."""
         rows = self._gather(objects, "model", job.start)
         states, fresh = self._states(job, objects, rows)
         _overlay(rows, job.layout, states, fresh)
@@ -494,7 +494,7 @@ class ClientHost:
             model: ``(P,)``.
             part, ids: the samples.
             batch_size: samples in a forward pass.
-            kept: where samples are kept that other models will be tested on, too.
+            kept: caches samples that other models will be tested on, too.
 
         Returns:
             For each sample the number of its predictions that are right, the sum of their losses, and the
@@ -561,8 +561,8 @@ class ClientHost:
     def signatures(self, job: SignatureJob, objects: Objects) -> Answer:
         """Compute the signatures of a block of clients: a :class:`SignatureReport`, and a list of them.
 
-        For signatures of trained models ``("report", "signature")`` and the start model ``("model", 0)`` come
-        as objects, and every client sends its model.
+        For signatures of trained models the objects are ``("report", "signature")`` and the start model
+        ``("model", 0)``, and every client sends its model.
         """
         if job.work is not None:
             return self._trained_signatures(job, job.work, objects)
@@ -616,8 +616,8 @@ class ClientHost:
         return Answer(None, {RELATIONS: rows})
 
     def train_model(self, job: ServerTrainingJob, objects: Objects) -> Answer:
-        """What a server does with its model: see :class:`~rayfl.training.server.ServerTrainingJob`; of the
-        result the shards ``("model", shard)``."""
+        """Train a server's model, see :class:`~rayfl.training.server.ServerTrainingJob`; returns the shards
+        ``("model", shard)`` of the result."""
         training, model = objects["training", 0], as_tensor(objects["model", 0])
         made: list[Key] = [("model", shard) for shard in range(len(self._ranges))]
         try:
@@ -644,8 +644,8 @@ class ClientHost:
 def _mixed(objects: Objects, kind: str, numbers: Sequence[int], size: int) -> NDArray[np.float32]:
     """Small models of a kind by their numbers ``(n, P)``, of which some are mixtures.
 
-    Clients of a block often mix the same models in shares of their own: the models are then stacked once. The
-    sums are those of :meth:`~rayfl.clients.jobs.Mixture.of`.
+    Clients of a block often mix the same models with different weights: the models are then stacked once. The
+    sums equal those of :meth:`~rayfl.clients.jobs.Mixture.of`.
     """
     found, total = np.empty((len(numbers), size), np.float32), np.empty(size)
     stacks: dict[tuple[int, ...], NDArray[np.float32]] = {}
@@ -668,7 +668,7 @@ def _by_client(block: TrainedBlock, clients: NDArray[np.int64]) -> dict[int, str
 
 
 def _or_before(block: TrainedBlock, start: torch.Tensor) -> torch.Tensor:
-    """The trained models ``(B, P)``; of clients that failed, those that they started from."""
+    """The trained models ``(B, P)``; for clients that failed, the models that they started from."""
     if not block.failures:
         return block.rows
     rows, failed = block.rows.clone(), list(block.failures)
@@ -677,13 +677,13 @@ def _or_before(block: TrainedBlock, start: torch.Tensor) -> torch.Tensor:
 
 
 _CALL = 1 << 14
-"""Numbers that are copied in the time of a call: longer states are not copied twice to save calls."""
+"""Copying this many numbers takes as long as a call: longer states are not copied twice to save calls."""
 
 _KEPT = 1 << 26
 """Bytes of samples that are kept while models are tested on the same ones."""
 
 _AT_ONCE = 512
-"""Samples in a forward pass that scores them."""
+"""Samples in a forward pass for the order of samples."""
 
 _TOGETHER = 1 << 18
 """Values summed in one call: many small models at a time, large models one by one."""
@@ -697,8 +697,8 @@ def partial_product(
     Args:
         weights: ``(B,)``.
         rows: ``(B, S)`` float32.
-        kept: 1 for the parameters that take part, 0 for the others, ``(B, S)``; None for all. The weight is
-            then one of each number.
+        kept: 1 for the parameters that take part, 0 for the others, ``(B, S)``; None for all. If given, the
+            result has one weight per parameter.
     """
     # Rows of failed clients may contain NaN: they are dropped, since 0 * NaN is NaN.
     there = np.flatnonzero(weights)
@@ -732,8 +732,8 @@ def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Ten
 
 
 def _moved(rows: torch.Tensor, start: torch.Tensor, n: int) -> torch.Tensor:
-    """How far models ``(B, P)`` are from where they started, in the first n numbers; the others as they
-    are.
+    """Models ``(B, P)`` minus the models that they started from, in the first n numbers; the others are
+    unchanged.
     """
     found = rows.clone()
     found[:, :n] -= start[:, :n]
@@ -766,7 +766,7 @@ class _Sent:
         values: the shared parameters of their models ``(B, S)``.
         kept: 1 for the parameters that take part, 0 for the others ``(B, S)``; None for all.
         vectors: what they add to the server's vector ``(B, Q)``, if there is one.
-        delivered: 1 for each client that did, 0 for one that failed ``(B,)``.
+        delivered: 1 for each client that delivered its model, 0 for one that failed ``(B,)``.
     """
 
     values: torch.Tensor
@@ -776,7 +776,7 @@ class _Sent:
 
 
 def _weights(mixing: BlockMixing, place: int, delivered: NDArray[np.float64]) -> tuple[float, float]:
-    """What clients that delivered count in the row at ``place``, and how much of the old model they keep."""
+    """The weight of the clients that delivered in the row at ``place``, and the weight of the old model."""
     weights, keep = mixing.weights[place] * delivered, 0.0
     if mixing.keep is not None:
         keep = float((mixing.keep[place] * delivered).sum())
@@ -791,7 +791,7 @@ def _partial(mixing: BlockMixing, place: int, sent: _Sent, statistics: int) -> P
     weight, keep = _weights(mixing, place, sent.delivered)
     alone = len(weights) == 1 and sent.kept is None and not (mixing.keep is not None and statistics)
     if alone and sent.vectors is None:
-        total = sent.values[0].cpu().numpy() if weight else np.zeros(1)  # what failed may hold anything
+        total = sent.values[0].cpu().numpy() if weight else np.zeros(1)  # a failed row may contain NaN
         return Partial(total, weight, keep, statistics=statistics, factor=weight)
     total, each = partial_product(weights, sent.values, sent.kept)
     if mixing.keep is not None and statistics:
@@ -805,7 +805,7 @@ def _partial(mixing: BlockMixing, place: int, sent: _Sent, statistics: int) -> P
 
 
 def _of_phases(block: TrainedBlock, phases: Sequence[TrainedBlock]) -> TrainedBlock:
-    """What is reported of clients that trained several times: their first failure, and the steps of all."""
+    """Merge the phases of clients that trained several times: the first failure, and the steps of all."""
     if len(phases) < 2:
         return block
     failures = {row: text for phase in reversed(phases) for row, text in phase.failures.items()}

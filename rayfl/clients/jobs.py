@@ -26,7 +26,7 @@ from rayfl.training import LocalWork
 from rayfl.training.precision import Precision
 
 Permutation = Callable[[NDArray[np.float32], int], NDArray[np.float32]]
-"""Of the last axis, by a seed."""
+"""Permutes the last axis, given a seed."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class HostSpec:
         seed: the run's seed.
         engine: name of the training engine.
         why: the reason for that engine, in one line.
-        device: ``cpu`` or ``cuda``.
+        device: ``cpu``, ``cuda``, or ``auto`` for a GPU if the actor gets one.
         gpu_fraction: the share of the GPU's memory that the actor may use; 0 for no cap.
-        permutes: whether clients permute all that they send, and put what they receive back in order.
+        permutes: whether clients permute all that they send, and unpermute what they receive.
         cuda_graphs: whether steps may be replayed as CUDA graphs, on a GPU.
         precision: of forward and backward passes in training.
-        shards: in how many shards a model lies at the servers, at most, see
+        shards: maximum number of shards of a model at the servers, see
             :meth:`~rayfl.clients.ranges.Ranges.of`.
     """
 
@@ -88,8 +88,8 @@ class BlockMixing:
 
     Attributes:
         rows: the output models that it contributes to ``(R,)``, ascending.
-        weights: of its clients in each ``(R, B)``, not normalised.
-        keep: how much of the old models they leave in place ``(R, B)``; None for none.
+        weights: of the block's clients in each ``(R, B)``, not normalised.
+        keep: the weight of the old models that the clients keep ``(R, B)``; None for none.
     """
 
     rows: NDArray[np.int64]
@@ -97,18 +97,18 @@ class BlockMixing:
     keep: NDArray[np.float64] | None
 
     def take(self, clients: slice) -> BlockMixing:
-        """That of some of its clients."""
+        """The part for some of the block's clients."""
         keep = None if self.keep is None else self.keep[:, clients]
         return BlockMixing(self.rows, self.weights[:, clients], keep)
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A model made of several: it is sent in the place of a model, next to those that it is made of.
+    """A weighted sum of models, sent in place of a model and together with the models that it consists of.
 
     Attributes:
         models: their numbers ``(k,)``, ascending.
-        weights: of each, with sum 1 ``(k,)``.
+        weights: of the models, with sum 1 ``(k,)``.
     """
 
     models: tuple[int, ...]
@@ -131,7 +131,7 @@ class LocalTest:
     """How clients test the models that they have just trained, before these are averaged.
 
     Attributes:
-        on: on what.
+        on: the data to test on.
         batch_size: samples in a forward pass.
         adaptation: what the clients do with a model before every test; None for nothing.
     """
@@ -146,16 +146,16 @@ class TrainJob:
     """Train a block of B clients and multiply its part of ``A W``.
 
     These objects are sent with it: the start models ``("model", k)``, each a vector or a :class:`Mixture` of
-    others; the servers' vectors ``("vector", k)``
-    that belong to them, if the local objective has any; ``("report", name)`` for each requested report, and
-    all K models if a report needs them; and the objects with client state ``("state", number)``.
+    others; the servers' vectors ``("vector", k)`` that belong to them, if the local objective has any;
+    ``("report", name)`` for each requested report, and all K models if a report needs them; and the objects
+    with client state ``("state", number)``.
 
     Attributes:
         round: 0-based.
         stage: which stage of the federation.
         clients: ids ``(B,)``.
         start: the model that each starts from ``(B,)``.
-        states: of each client; empty for methods without client state.
+        states: where the state of each client is; empty for methods without client state.
         layout: of the states.
         work: the local work.
         local: the local objective.
@@ -186,12 +186,12 @@ class TrainJob:
 
     @property
     def only_sums(self) -> bool:
-        """Whether nothing of the size of the clients' models is sent or kept but the sums."""
+        """Whether nothing of the size of the clients' models, except the sums, is sent or kept."""
         own = self.reports or self.updates or self.layout.size or self.local.masks
         return self.mixing is not None and not own
 
     def take(self, clients: slice) -> TrainJob:
-        """The same for some of its clients."""
+        """The same job for some of its clients."""
         return replace(
             self,
             clients=self.clients[clients],
@@ -205,20 +205,20 @@ class TrainJob:
 class GroupJob:
     """Train several blocks, one after the other, and add up what they send for the same row of A.
 
-    Beside it travels what the blocks need. Of the answer, ``("sum", (k, shard))`` are the sums over the
-    blocks; all else is by :func:`in_group`.
+    The objects that the blocks need are sent with it. In the answer, ``("sum", (k, shard))`` are the sums
+    over the blocks; other results have the names of :func:`in_group`.
     """
 
     blocks: tuple[TrainJob, ...]
 
     @property
     def clients(self) -> NDArray[np.int64]:
-        """Ids of all of them."""
+        """The ids of the clients of all blocks."""
         return np.concatenate([block.clients for block in self.blocks])
 
 
 def in_group(place: int, key: Key) -> Key:
-    """What an object of a block is called among those of its group; sums are of the group itself."""
+    """The name of a block's object among those of its group; sums belong to the group and keep their name."""
     return key if key[0] == "sum" else (key[0], f"{place}:{key[1]}")
 
 
@@ -243,7 +243,7 @@ class TrainReport:
         steps: local steps of each client, ``(B,)``.
         reports: the small reports by name ``(B, ...)``; combined ones are objects ``("report", name)``.
         failures: client id -> traceback.
-        unadapted: client id -> traceback, of those that failed when they adapted their model to be tested.
+        unadapted: client id -> traceback, of clients that failed when they adapted their model before a test.
         seconds: time spent in the job.
         worker: host and id of the process that did it.
         bytes_up, bytes_down: what the clients sent and received.
@@ -267,7 +267,7 @@ class TrainReport:
 
     @classmethod
     def joined(cls, reports: Sequence[TrainReport]) -> TrainReport:
-        """Those of parts of a block, in its order, as one; without small reports."""
+        """Merge the reports of parts of a block, in the order of the block; without small reports."""
         remarks: dict[str, list[int]] = {}
         for report in reports:
             for text, clients in report.remarks.items():
@@ -301,7 +301,7 @@ class GroupReport:
 
     @property
     def memory(self) -> int:
-        """As of the last block."""
+        """Bytes of the process after the last block."""
         return self.blocks[-1].memory
 
 
@@ -310,9 +310,9 @@ class AdaptJob:
     """Fine-tune the models ``("model", k)`` of a block of clients, and test the result, or return it.
 
     Attributes:
-        on: on what they are tested.
+        on: the data to test on.
         batch_size: samples in a forward pass.
-        others: as of :class:`TrainJob`.
+        others: see :class:`TrainJob`.
     """
 
     round: int
@@ -330,10 +330,10 @@ class AdaptJob:
 
 @dataclass(frozen=True)
 class AdaptReport:
-    """What became of a block of clients that adapted their models.
+    """What the driver learns about a block of clients that adapted their models.
 
     Attributes:
-        scores: the tests ``(B,)``; of clients that failed, those of the model that they started from.
+        scores: the tests ``(B,)``; for clients that failed, tests of the model that they started from.
         failures: client id -> traceback.
     """
 
@@ -350,10 +350,10 @@ class SignatureJob:
         signature: what they compute.
         features: the fitted feature map Phi that the server sent to all clients.
         seed: the run's seed, for signatures that draw random numbers.
-        stages: the stage of the federation whose data each client's signature is of ``(B,)``.
+        stages: the stage of the federation whose data each client's signature describes ``(B,)``.
         first: position of the block's first client among all whose signatures are compared.
         work: the local work of round 0, for signatures of trained models: the clients train first.
-        order: of their samples then.
+        order: the order of samples in that training.
     """
 
     clients: NDArray[np.int64]
@@ -381,11 +381,11 @@ class SignatureReport:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A model over a slice of the samples.
+    """A forward pass of a model over some samples.
 
     Attributes:
         model: the number of the model.
-        state: the client state that makes it a client's own, or None.
+        state: where the state is that makes it a client's personal model; None for the server's model.
         samples: ids of samples, ``(n,)``.
     """
 

@@ -1,6 +1,6 @@
 """What a block of clients sends to its server: a part of a row of ``A W``.
 
-Importing this module must stay cheap: an LPS actor needs NumPy, and neither torch nor anything built on it.
+Importing this module must stay cheap: an LPS actor needs NumPy, but not torch or anything built on it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Partial:
         scale: factor of the row's sums (except running statistics); the old model gets the remaining
             weight.
         factor: multiplies ``total`` only: ``a_j``, if ``total`` is the model of client j.
-        elsewhere: of a shard: whether clients take part in the row, be it with other shards only.
+        elsewhere: for a shard: whether clients take part in the row, even if only in other shards.
     """
 
     total: Vector
@@ -59,16 +59,16 @@ class Partial:
     elsewhere: bool = False
 
     def take(self, places: NDArray[np.int64]) -> Partial:
-        """Some of its numbers ``(S',)``."""
+        """The numbers at these places ``(S',)``."""
         weight = self.weight[places] if isinstance(self.weight, np.ndarray) else self.weight
         return Partial(summed([self])[places], weight)
 
     def split(self, shared: Sequence[slice], extra: Sequence[slice]) -> list[Partial]:
-        """Its shards.
+        """Cut into shards.
 
         Args:
-            shared: the place of each among the S numbers.
-            extra: the place of each in :attr:`extra`.
+            shared: the place of each shard among the S numbers.
+            extra: the place of each shard in :attr:`extra`.
         """
         assert not isinstance(self.total, tuple), "shards first, then pieces"
         assert not isinstance(self.extra, tuple), "shards first, then pieces"
@@ -96,8 +96,8 @@ class Adding:
     """Adds parts of the same row in one buffer, in the order in which they are given.
 
     Args:
-        size: of the sum, S, if several parts will come: the buffer is allocated at once, and every part is
-            added to it. Otherwise the first part is kept as it came until there is a second.
+        size: of the sum, S, if several parts will come: the buffer is allocated now, and every part is added
+            to it. Otherwise the first part is kept as it is until there is a second.
     """
 
     def __init__(self, size: int | None = None) -> None:
@@ -129,7 +129,7 @@ class Adding:
 
 
 def added(partials: Sequence[Partial]) -> Partial:
-    """The parts of several blocks, of the same row, as one: added in this order."""
+    """Add the parts of several blocks of the same row, in this order."""
     return _beside(summed(partials), partials).cut()
 
 
@@ -150,7 +150,7 @@ def _beside(total: NDArray[np.float64], partials: Sequence[Partial]) -> Partial:
 
 
 def joined(shards: Sequence[Partial]) -> Partial:
-    """A part from its shards, without anything of the old model."""
+    """Join the shards of a part; the weight of the old model is left out."""
     if len(shards) == 1:
         return shards[0]
     weight = joined_weight([shard.weight for shard in shards], [length(shard.total) for shard in shards])
@@ -158,7 +158,7 @@ def joined(shards: Sequence[Partial]) -> Partial:
 
 
 def joined_weight(weights: Sequence[Weight], sizes: Sequence[int]) -> Weight:
-    """The weight of all shards, of these sizes: one number if each has this number."""
+    """The weight of all shards, which have these sizes; one number if the weight is the same in all."""
     numbers = {float(weight) for weight in weights if not isinstance(weight, np.ndarray)}
     if len(numbers) == 1 and not any(isinstance(weight, np.ndarray) for weight in weights):
         return numbers.pop()
@@ -181,7 +181,7 @@ def length(vector: Vector) -> int:
 
 
 def summed(partials: Sequence[Partial]) -> NDArray[np.float64]:
-    """The sum of ``factor * total`` in the order of the parts ``(S,)``; those of one number add it
+    """The sum of ``factor * total`` in the order of the parts ``(S,)``; a part with a single number adds it
     everywhere."""
     found = np.empty(max(length(partial.total) for partial in partials))
     for start in range(0, len(found), PIECE):
@@ -199,7 +199,7 @@ def sum_piece(into: NDArray[np.float64], partials: Sequence[Partial], number: in
         into[:] = piece
     else:
         np.multiply(piece, first.factor, out=into, dtype=np.float64)
-        into += 0.0  # as a sum that begins with zero: of -0 and nothing else it is 0
+        into += 0.0  # turns -0 into 0, like a sum that begins with zero
     for partial in rest:
         _add_piece(into, partial, number)
 

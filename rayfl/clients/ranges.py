@@ -1,7 +1,7 @@
 """The ranges of a model that lie at different servers: its shards.
 
 As in parameter servers (Li et al., OSDI 2014), the flat vector is cut into ranges of keys. What clients send
-is cut likewise, so that each part goes straight to the server of its range.
+is cut in the same way, so that each part goes straight to the server of its range.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Ranges:
     """Consecutive ranges of a vector.
 
     Attributes:
-        bounds: where they begin and end, from 0 to the vector's length; as many as there are ranges, and one.
+        bounds: where the ranges begin and end, from 0 to the vector's length; one more than there are ranges.
     """
 
     bounds: tuple[int, ...]
 
     @classmethod
     def of(cls, size: int, shards: int) -> Ranges:
-        """A model of P numbers in at most this many shards, as equal as may be, of whole pieces: what servers
-        compute piece by piece does not depend on how many there are.
+        """Cut a model of ``size`` numbers into at most ``shards`` ranges, as equal as possible. They consist
+        of whole pieces, so that what servers compute piece by piece does not depend on the number of shards.
         """
         pieces = max(1, -(-size // PIECE))
         count = min(shards, pieces)
@@ -58,7 +58,7 @@ class Ranges:
         return [values[..., place] for place in self]
 
     def within(self, segments: Segments) -> list[Segments]:
-        """What of these segments lies in each range, counted from its beginning."""
+        """The parts of these segments in each range, counted from the start of the range."""
         return [
             tuple(
                 (max(a, place.start) - place.start, min(b, place.stop) - place.start)
@@ -69,9 +69,9 @@ class Ranges:
         ]
 
     def among(self, segments: Segments) -> Ranges:
-        """The same ranges of the numbers that the segments cover, one after another."""
+        """The same ranges as places in the concatenation of the segments."""
         return Ranges(tuple(sum(max(0, min(b, bound) - a) for a, b in segments) for bound in self.bounds))
 
     def evenly(self, size: int) -> Ranges:
-        """As many ranges of another vector, as equal as may be."""
+        """The same number of ranges of another vector, with ``size`` numbers, as equal as possible."""
         return Ranges(tuple(size * place // len(self) for place in range(len(self) + 1)))

@@ -41,7 +41,7 @@ class StateLayout:
     def of(
         cls, spec: ModelSpec, layers: Segments, local: LocalObjective, order: Ordering | None = None
     ) -> StateLayout:
-        """That of a run, or without ``order`` the part that a client's model is made of."""
+        """The layout of a run; without ``order``, only the parts that a client's model consists of."""
         kept = 0 if order is None else order.state_size(spec)
         return cls(layers, local.state_size(spec), kept)
 
@@ -66,7 +66,7 @@ class StateLayout:
 
     @staticmethod
     def joined(own_layers: torch.Tensor, objective: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-        """States made of their parts, each ``(B, ...)``."""
+        """Join the parts of states, each ``(B, ...)``."""
         import torch
 
         parts: Sequence[torch.Tensor] = [p for p in (own_layers, objective, order) if p.shape[1]]

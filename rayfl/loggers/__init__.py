@@ -1,4 +1,4 @@
-"""Where the curves of a run go besides its own tables: TensorBoard, MLflow, Weights & Biases, your own."""
+"""Loggers, which write the curves of a run elsewhere: TensorBoard, MLflow, Weights & Biases, plug-ins."""
 
 from rayfl.loggers.base import Log, LoggedRun, Logger, OpenLoggers
 from rayfl.settings import Registry

@@ -37,7 +37,7 @@ class LoggedRun:
         return dict(self._memory().get(logger, {}))
 
     def remember(self, logger: str, values: Mapping[str, Any]) -> None:
-        """Store something in the run directory, for when the run is resumed.
+        """Store values in the run directory, which :meth:`remembered` returns when the run is resumed.
 
         Raises:
             DiskError
@@ -70,22 +70,23 @@ class Log:
         raise NotImplementedError
 
     def close(self) -> None:
-        """The run has ended; an earlier Finished or Stopped event says how."""
+        """Close the log when the run has ended; an earlier Finished or Stopped event specifies how."""
 
 
 class Logger(Section):
     """Where the events of a run are written, chosen by name; a file of ``rayfl/loggers``, or a plug-in.
 
-    Loggers run where the driver runs, on Ray in its actor. If one fails, for instance because its server does
-    not answer, the run says so in a line and goes on without it. Only a full disk ends the run.
+    Loggers run in the process of the driver, on Ray in the driver actor. If one fails, for instance because
+    its server does not answer, the run reports that in one line and continues without it. Only a full disk
+    ends the run.
     """
 
     name: str = ""
     variables: ClassVar[tuple[str, ...]] = ()
-    """Beginnings of the environment variables that it reads, such as ``WANDB_``; they go where it runs."""
+    """Prefixes of the environment variables that it reads, such as ``WANDB_``; the driver receives these."""
 
     def check(self) -> None:
-        """Refuse what cannot work, such as a library that is not installed; before anything starts.
+        """Refuse a logger that cannot work, such as without its library; called before anything starts.
 
         Raises:
             ConfigError
@@ -117,12 +118,12 @@ def environment(loggers: Iterable[Logger]) -> dict[str, str]:
 
 
 class OpenLoggers:
-    """Hands every event to the loggers of a run, and then on.
+    """Passes every event to the loggers of a run, and then to another listener.
 
     Args:
         loggers: of the run; they are opened now.
         run: what they may know.
-        emit: who else is told of events.
+        emit: the other listener.
 
     Raises:
         DiskError: here and when called, if something cannot be written.

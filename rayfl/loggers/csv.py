@@ -9,7 +9,7 @@ from rayfl.loggers.base import Log, LoggedRun, Logger
 
 
 class Csv(Logger):
-    """rounds.csv and the other tables of the run directory, which every run has: naming them adds nothing."""
+    """rounds.csv and the other tables of the run directory, which every run has even without this logger."""
 
     name: Literal["csv"] = "csv"
 
@@ -20,4 +20,4 @@ class Csv(Logger):
 
 class _Written(Log):
     def write(self, event: RunEvent) -> None:
-        """It is in the tables already."""
+        """Do nothing: the driver has written it to the tables."""

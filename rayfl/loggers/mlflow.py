@@ -13,17 +13,17 @@ from rayfl.events import Finished, RoundDone, RunEvent, Stopped
 from rayfl.loggers.base import Log, LoggedRun, Logger, require
 
 _PARAMETERS = 100
-"""That MLflow takes in one call."""
+"""Maximum number of parameters in one call of MLflow."""
 
 _LONGEST = 500
-"""Characters of a parameter that every version of MLflow takes."""
+"""Maximum length of a parameter that every version of MLflow accepts."""
 
 
 class MLflow(Logger):
-    """MLflow, as ``pip install 'rayfl[mlflow]'`` brings it: settings, curves and closing numbers of the run.
+    """MLflow (``pip install 'rayfl[mlflow]'``): settings, curves and closing numbers of the run.
 
-    A resumed run goes on with the same run of MLflow. Say who you are by MLflow's own variables
-    (``MLFLOW_TRACKING_USERNAME``, ...): what is in the config is written to ``config.yaml``.
+    A resumed run continues the same MLflow run. Give credentials in MLflow's environment variables
+    (``MLFLOW_TRACKING_USERNAME``, ...), not in the config, which is written to ``config.yaml``.
     """
 
     name: Literal["mlflow"] = "mlflow"
@@ -36,11 +36,11 @@ class MLflow(Logger):
     variables: ClassVar[tuple[str, ...]] = ("MLFLOW_", "DATABRICKS_")
 
     def check(self) -> None:
-        """MLflow has to be installed."""
+        """Refuse if MLflow is not installed."""
         require("mlflow", "mlflow")
 
     def open(self, run: LoggedRun) -> Log:
-        """Create the run, or take up that of before."""
+        """Create the run, or continue that of an earlier start."""
         # By default MLflow tries for minutes to reach a server, while the run would wait.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
@@ -77,7 +77,7 @@ def _absolute(uri: str, folder: Path) -> str:
 
 
 class _Run(Log):
-    """An open run of MLflow; its client keeps nothing global."""
+    """An open run of MLflow; its client has no global state."""
 
     def __init__(self, client: Any, number: str) -> None:
         self._client, self._number, self._status = client, number, "FAILED"
@@ -109,5 +109,5 @@ class _Run(Log):
         self._client.log_batch(self._number, metrics=[Metric(k, v, now, step) for k, v in values.items()])
 
     def close(self) -> None:
-        """Say how the run has ended."""
+        """Set the final status of the run."""
         self._client.set_terminated(self._number, status=self._status)

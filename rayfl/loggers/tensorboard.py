@@ -1,7 +1,7 @@
-"""TensorBoard events, written as they come.
+"""TensorBoard events, written immediately.
 
-tensorboardX's own writer hands them to a thread; if that dies because the disk is full, writers wait for
-ever.
+tensorboardX's own writer passes them to a thread; if that thread dies because the disk is full, the caller
+waits forever.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class TensorBoard(Logger):
     name: Literal["tensorboard"] = "tensorboard"
 
     def open(self, run: LoggedRun) -> Log:
-        """A new file each time; TensorBoard shows those of one folder as one run."""
+        """Open a new file; TensorBoard shows all files of a folder as one run."""
         return _Board(run.path)
 
 
@@ -42,7 +42,7 @@ class _Board(Log):
             self._writer = EventsWriter(str(self._path))
 
     def write(self, event: RunEvent) -> None:
-        """The curves of a round are in the file."""
+        """Write the curves of a round to the file."""
         if not isinstance(event, RoundDone):
             return
         from tensorboardX.proto.event_pb2 import Event

@@ -12,9 +12,9 @@ from rayfl.loggers.base import Log, LoggedRun, Logger, require
 
 
 class Wandb(Logger):
-    """Weights & Biases, as ``pip install 'rayfl[wandb]'`` brings it: settings, curves and closing numbers.
+    """Weights & Biases (``pip install 'rayfl[wandb]'``): settings, curves and closing numbers of the run.
 
-    A resumed run goes on with the same run there. Say who you are by ``wandb login`` or ``WANDB_API_KEY``.
+    A resumed run continues the same W&B run. Log in with ``wandb login`` or ``WANDB_API_KEY``.
     """
 
     name: Literal["wandb"] = "wandb"
@@ -27,11 +27,11 @@ class Wandb(Logger):
     variables: ClassVar[tuple[str, ...]] = ("WANDB_",)
 
     def check(self) -> None:
-        """The library has to be installed."""
+        """Refuse if the library is not installed."""
         require("wandb", "wandb")
 
     def open(self, run: LoggedRun) -> Log:
-        """Begin the run, or go on with that of before: the id is chosen here and kept."""
+        """Create the run, or continue that of an earlier start, whose id is stored in the run directory."""
         import wandb
 
         number = run.remembered(self.name).get("id")
@@ -45,7 +45,7 @@ class Wandb(Logger):
                 name=run.path.name,
                 id=number,
                 resume="allow",
-                reinit="create_new",  # a run that the user has open stays so
+                reinit="create_new",  # a run that the user has open stays open
                 config=dict(run.config),
                 dir=str(run.path),
                 mode=self.mode,

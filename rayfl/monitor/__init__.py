@@ -1,7 +1,7 @@
 """The progress of runs, for observers in other processes: small files in the run directories.
 
-``status`` says what a run does now and how it ended, ``writer`` keeps that up to date while it runs and
-writes ``log.jsonl``, ``looking`` reads it, ``pace`` estimates the remaining time.
+``status`` describes what a run is doing or how it ended, ``writer`` keeps that up to date while the run lasts
+and writes ``log.jsonl``, ``looking`` reads it, ``pace`` estimates the remaining time.
 """
 
 from rayfl.monitor.looking import RunView, newest_running, runs_below, view

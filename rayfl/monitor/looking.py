@@ -24,7 +24,7 @@ _SILENCE = 30.0
 """Seconds without a sign of life after which a run on another machine counts as dead."""
 
 _DEPTH = 3
-"""How far below a folder runs are looked for; on object storage just below it."""
+"""How many levels below a folder are searched for runs; on object storage only the first."""
 
 _TOGETHER = 16
 """Runs on object storage that are asked for at a time."""
@@ -36,7 +36,7 @@ class RunView:
 
     Attributes:
         path: its directory, or its URL.
-        status: what it says of itself; ``failed`` if its process has died without saying so.
+        status: as written by the run; ``failed`` if its process died without writing that.
     """
 
     path: Path | str
@@ -64,7 +64,7 @@ def view(path: Path | str) -> RunView:
     """A run, by its directory or URL.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if it is not a run.
         DiskError: if the object storage does not answer.
     """
     if remote.is_url(path):
@@ -91,7 +91,7 @@ def _no_run(path: object) -> ConfigError:
 
 
 def is_root(path: Path | str) -> bool:
-    """Whether a folder or URL is one below which runs lie, not a run.
+    """Whether this is a folder or URL of runs, and not a run.
 
     Raises:
         DiskError: if the object storage does not answer.
@@ -141,7 +141,7 @@ def newest_running(folder: Path | str) -> RunView:
 
 def _directories(folder: Path, depth: int) -> Iterator[Path]:
     inside: list[Path] = []
-    with suppress(OSError):  # a folder that this user may not read, or links that go round in circles
+    with suppress(OSError):  # a folder that this user may not read, or links in a circle
         if (folder / "config.yaml").is_file():
             yield folder
             return
@@ -152,7 +152,7 @@ def _directories(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _once(root: Path, paths: Iterable[Path]) -> list[Path]:
-    """Each directory once, though links lead to it, too: by its own path if that is below the root."""
+    """Each directory once, even if links lead to it, too; by its real path if that is below the root."""
     found: dict[str, Path] = {}
     whole = os.path.realpath(root)
     for path in paths:
@@ -200,7 +200,7 @@ def _without(path: Path) -> Status:
 
 
 def _mapping(found: object) -> Mapping[str, Any]:
-    """What a file holds; empty if that is damaged, or is another program's."""
+    """The contents of a file; empty if the file is damaged, or is another program's."""
     return found if isinstance(found, Mapping) else {}
 
 

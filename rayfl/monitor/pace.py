@@ -11,13 +11,13 @@ _ROUNDS = 20
 
 
 class Pace:
-    """Seconds that are left.
+    """Estimates the remaining seconds of a run.
 
     The estimates of progress bars are wrong if rounds take hours, or if a resumed run starts with many rounds
     done.
 
     Args:
-        clock: seconds since any time.
+        clock: returns seconds since any fixed time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,12 +25,12 @@ class Pace:
         self._ends: deque[tuple[int, float]] = deque(maxlen=_ROUNDS + 1)
 
     def round(self, done: int, seconds: float, ended: float | None = None) -> None:
-        """A round has ended.
+        """Record that a round has ended.
 
         Args:
             done: rounds that are complete.
-            seconds: that it took.
-            ended: when, by the clock; by default now. Who looks once a second hears of many rounds at a time.
+            seconds: the duration of this round.
+            ended: when, by the clock; by default now. Given by callers that process many rounds at a time.
         """
         now = self._clock() if ended is None else ended
         if self._ends and done <= self._ends[-1][0]:  # results were lost, and the rounds are repeated

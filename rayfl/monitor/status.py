@@ -21,7 +21,7 @@ from rayfl.rundir import clean
 FILE = "status.json"
 
 _ROOM = 8192
-"""Bytes of the file, padded, so that on a full disk it can be overwritten by how the run ended."""
+"""Bytes of the file, padded, so that the run's end can still be written to it when the disk is full."""
 
 State = Literal["starting", "running", "stopped", "failed", "finished"]
 
@@ -46,7 +46,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of clients: how many, the number of the first, who trained it, and the seconds it took."""
+    """A block of clients: how many, the number of the first, the worker that trained it, and the seconds."""
 
     clients: int
     first: int
@@ -72,12 +72,12 @@ class Status:
         worker_memory, driver_memory: bytes of the client actors together, and of the driver.
         waiting: share of the client actors' time in the last round in which they did not train, between 0 and
             1: they had nothing to do, or tested.
-        round_seconds: of the last round; ``remaining``: seconds until the end, by the last rounds.
+        round_seconds: of the last round; ``remaining``: estimated seconds until the end.
         rounds_run, clients, steps: trained since ``begun``; ``steps_per_second`` of the last round.
         traffic: bytes since ``begun`` by tier and direction.
         train_loss, accuracy_mean, accuracy_worst10, loss_mean: the last known.
         failures: clients that failed since ``begun``.
-        notes: the last lines for people.
+        notes: the last messages to the user.
     """
 
     run: str
@@ -134,7 +134,7 @@ class Status:
 
     @property
     def active(self) -> bool:
-        """Whether the run says that it is active; its process may have died since."""
+        """Whether the run was active when this was written; its process may have died since."""
         return self.state in ("starting", "running")
 
     @property
@@ -147,5 +147,5 @@ class Status:
 
 @cache
 def _as_written() -> TypeAdapter[Status]:
-    """Checks the types of what a file says: other programs have files of this name, too."""
+    """Checks the types of a file's values: other programs have files of this name, too."""
     return TypeAdapter(Status)

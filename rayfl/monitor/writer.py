@@ -41,13 +41,13 @@ _BEAT = 1.0
 """Seconds between two writes of the files, if something has happened."""
 
 _SIGN_OF_LIFE = 5.0
-"""The same if nothing has happened."""
+"""Seconds between two writes if nothing has happened."""
 
 _LONGEST = 300
-"""Characters of the reason why a run has failed."""
+"""Maximum characters of the reason why a run has failed."""
 
 _NOTES = 5
-"""Lines for people in the status."""
+"""Messages to the user in the status."""
 
 _ROUND = ("round", "seconds", "clients", "clusters", "train_loss", "accuracy_mean", "loss_mean", "failures")
 """The columns of ``rounds.csv`` that the log contains."""
@@ -94,7 +94,7 @@ class Monitor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Say how the run has ended."""
+        """Record how the run has ended."""
         self._end.set()
         self._thread.join()
         with contextlib.suppress(Exception):
@@ -151,7 +151,7 @@ class Monitor:
             files.log(self._folder / LOG, "".join(lines), MOST)
 
     def _learn(self, event: RunEvent, when: float) -> list[tuple[str, Mapping[str, Any], str]]:
-        """Update the status by an event of that time; returns the entry for the log: event, facts, worker."""
+        """Update the status from an event; returns the entries for the log, each (event, facts, worker)."""
         status = self._status
         match event:
             case Note(text=text):
@@ -255,7 +255,7 @@ def _line(when: float, event: str, facts: Mapping[str, Any], worker: str, level:
 
 
 def _end_of(error: BaseException | None) -> tuple[State, str]:
-    """How a run ended that raised this error."""
+    """The final state of a run that raised this error, and the reason."""
     if error is None:
         return "finished", ""
     # SystemExit is how Ray Tune ends a trial early

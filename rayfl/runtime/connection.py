@@ -1,4 +1,4 @@
-"""The connection to Ray, to a running cluster or a local one started here, and the room that it has."""
+"""The connection to Ray, to a running cluster or a local one started here, and its free resources."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _HEAD_SILENCE = 15.0
 """Seconds for which the head may be silent; a head whose state is kept in Redis may be restarting."""
 
 _STORE, _SHARED = 0.3, Path("/dev/shm")
-"""What Ray takes of the free memory for its object store, and where."""
+"""The share of the free memory that Ray takes for its object store, and where the store is."""
 
 _LONGEST = 40
 """Longest path of a folder for Ray's files: the path of a socket in it may have at most 107 characters."""
 
 
 def connect(config: Config) -> None:
-    """Connect to Ray: as the config says, else as the environment says (a submitted job), else start it here.
+    """Connect to Ray at the address in the config or in the environment (a submitted job), or start it here.
 
     Raises:
         ConfigError: if the cluster cannot be reached.
@@ -77,7 +77,7 @@ def connect(config: Config) -> None:
                 ray.init(**options)
             else:
                 _guard_token(Path.home() / ".ray" / "auth_token")
-                # Ray's default is 15: beside any other busy program clients would get 3 % of a core.
+                # Ray's default is 15: next to another busy program, clients would get 3 % of a core.
                 os.environ.setdefault("RAY_worker_niceness", "0")
                 with _without_cluster_processes():
                     ray.init(address="local", include_dashboard=False, _temp_dir=short_folder(), **options)
@@ -100,9 +100,9 @@ the agent of the node."""
 
 @contextlib.contextmanager
 def _without_cluster_processes() -> Iterator[None]:
-    """Ray starts without the processes of :data:`_FOR_CLUSTERS` while this is open.
+    """In this context Ray starts without the processes of :data:`_FOR_CLUSTERS`.
 
-    Each takes a second or two of a core, for which everything else waits, and 50 to 100 MB.
+    Each takes a second or two of a core, during which everything else waits, and 50 to 100 MB.
     """
     try:
         node: Any = importlib.import_module("ray._private.node").Node
@@ -128,7 +128,7 @@ def _travelling() -> tuple[str, ...]:
 
 
 def _connected() -> bool:
-    """Whether there is a usable connection; rayfl closes its own one if it lacks plug-ins.
+    """Whether there is a usable connection; a connection made by rayfl that lacks plug-ins is closed.
 
     Raises:
         ConfigError: if the user made the connection and its workers lack plug-ins.
@@ -211,7 +211,7 @@ def reachable(address: str) -> bool:
 
 
 def _token_hint() -> str:
-    """What may be wrong where something answers and Ray still does not get in."""
+    """A hint for the case that the address answers but Ray cannot connect."""
     if os.environ.get("RAY_AUTH_MODE") == "token":
         return "is the token (RAY_AUTH_TOKEN or ~/.ray/auth_token) that of the cluster?"
     return "if the cluster asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
@@ -262,7 +262,7 @@ def this_machine() -> Available:
 
 
 def object_store(memory: float) -> float:
-    """Bytes that a Ray started here, with so much free memory, would take for its object store."""
+    """Bytes that a Ray started here, with this much free memory, would take for its object store."""
     there = float(shutil.disk_usage(_SHARED).free) if _SHARED.is_dir() else math.inf
     return min(_STORE * memory, there)
 
@@ -271,7 +271,7 @@ def this_cluster(gpus: PerActor = 0.0) -> Available:
     """The free resources of the connected Ray cluster, by node.
 
     Args:
-        gpus: what an actor gets of a GPU.
+        gpus: the share of a GPU for an actor.
     """
     each = list(ray.state.available_resources_per_node().values())
     stores = [node["object_store_memory"] for node in each if "object_store_memory" in node]
@@ -301,9 +301,10 @@ def available(config: Config) -> Available:
 
 
 def prospect(config: Config) -> Available:
-    """What a run would have if nothing else used it, for a plan: the nodes of the cluster that the config or
-    the environment names, otherwise this machine. Of a cluster that starts nodes when they are needed all
-    that its configuration allows, or, if that is not known here, as many as the fewest actors need.
+    """The resources that a run would have if it were alone, for a plan: the nodes of the cluster that the
+    config or the environment names, otherwise this machine. For a cluster that starts nodes on demand, these
+    are all nodes that its configuration allows, or, if that is not known here, as many as the smallest number
+    of actors needs.
 
     Raises:
         ConfigError: if the cluster cannot be reached.
@@ -335,8 +336,8 @@ def prospect(config: Config) -> Available:
 
 
 def _largest(path: Path) -> tuple[Node, ...] | None:
-    """The nodes of a cluster that has grown as far as the autoscaler's configuration lets it; None if this
-    is not to be had here, or leaves open what a node has.
+    """The nodes of a cluster at the maximum size in the autoscaler's configuration; None if that file is not
+    here, or does not specify the resources of the nodes.
     """
     import yaml
 
@@ -376,12 +377,12 @@ def refuse_without_gpus(config: Config) -> None:
 
 
 def await_room(config: Config, say: Callable[[str], None], stop: threading.Event) -> None:
-    """Wait until there is room for the actors that the config names (of a range the fewest), or else for one.
+    """Wait until there is room for the actors in the config (of a range, the fewest; by default one).
 
     Other jobs may hold the cluster; an autoscaler is asked to start nodes.
 
     Args:
-        config: the run; ``execution.wait`` says how long.
+        config: of the run; ``execution.wait`` specifies how long.
         say: called with a line of text.
         stop: ends the wait.
 
@@ -439,14 +440,14 @@ def _autoscales() -> bool:
 
 def _only_reports(report: Mapping[str, Any]) -> bool:
     """Whether a report comes from a cluster that was started by hand: ``ray start --head`` starts a monitor
-    that cannot start nodes, and gives each node that it finds a type of its own, named after the node's id.
+    that cannot start nodes, and gives every node that it finds a separate type, named after the node's id.
     """
     types = report.get("active_nodes") or report.get("idle_nodes") or {}
     return bool(types) and all(re.fullmatch("node_[0-9a-f]{56}", each) for each in types)
 
 
 def ray_status() -> str:
-    """Say in a line whether there is a Ray cluster to connect to; starts nothing."""
+    """One line on whether there is a Ray cluster to connect to; starts nothing."""
     if ray.is_initialized():
         resources = ray.cluster_resources()
         return f"connected: {resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"

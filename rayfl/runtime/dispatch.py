@@ -1,9 +1,9 @@
-"""Distributes tasks to client actors, and again to others when an actor dies or hangs.
+"""Distributes tasks to client actors, and repeats them on other actors when an actor dies or hangs.
 
 Work is sent only to actors that have answered. An actor that dies is replaced by a new one, which gets work
 once it has answered. If it never does (its node is gone, and there is no other) the remaining actors continue
-without it. A crew of variable size works the same way: Ray is asked for the largest number at once and places
-the actors as nodes join.
+without it. A crew of variable size works the same way: Ray is asked for the largest number immediately and
+places the actors as nodes join.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Crew:
         return process.where is None and time.monotonic() - process.begun > _ABSENCE
 
     def replace(self, place: int, error: Exception | None) -> None:
-        """Ask for a new actor, because one has died or was killed after a timeout (None).
+        """Ask for a new actor, because one has died, or is killed here after a timeout (``error`` is None).
 
         Raises:
             RayflError: if actors keep dying.
@@ -120,7 +120,7 @@ class Crew:
         old.drop()
         if old.where is not None:
             self._lost.add(place)
-        if error is not None:  # what is killed for its silence is bounded by how often a message may be lost
+        if error is not None:  # after a timeout, the limit on lost messages applies
             self.deaths.one(error, None if old.where is None else old.where.node)
         self.members[place] = self._process(place)
 
@@ -258,7 +258,7 @@ class Dispatch:
         self._crew.deaths.none()
         method, cost, work = self._work(done.message)
         self._deadlines.measured(method, done.silence.seconds, cost, work)
-        for ref, one in self._sent.items():  # the next message in its mailbox is what it works on now
+        for ref, one in self._sent.items():  # the actor now works on the next message
             if one.place == place:
                 self._sent[ref].silence = Silence()
         self._feed()
@@ -285,7 +285,7 @@ class Dispatch:
         self._crew.replace(place, error)
 
     def _work(self, message: _Message) -> tuple[str, float, float]:
-        """The kind of the work, its cost in a unit of this kind, and in one of all kinds."""
+        """The method of the work, its cost in a unit of this method, and in a unit that all methods share."""
         tasks = [self._tasks[i] for i in message.tasks]
         return tasks[0].method, sum(task.cost for task in tasks), sum(task.work for task in tasks)
 

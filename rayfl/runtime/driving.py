@@ -43,7 +43,7 @@ _DRIVER_DEADLINE = 300.0
 
 
 _DRIVER_STOPS = 60.0
-"""The same after it was asked to stop: it may be writing a large checkpoint."""
+"""As :data:`_DRIVER_DEADLINE`, after a request to stop: the driver may be writing a large checkpoint."""
 
 
 _HEADLESS = 30.0
@@ -121,7 +121,7 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
         emit(Note(line))
 
     def describe() -> None:
-        # Those of fewer rounds are not the run's any more, from the next round on.
+        # Results of fewer rounds are out of date from the next round on.
         for name in ("summary.json", "newcomers.csv", "newcomers_communication.csv", "models/clients"):
             files.remove(directory.path / name)
         now, begun = versions(), directory.versions
@@ -232,7 +232,7 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
         Interrupted: after ``stop`` was set.
         RayflError: if drivers keep dying.
     """
-    Placement.of(config)  # or refuse now
+    Placement.of(config)  # raises early if there is none
     refuse_without_gpus(config)
     await_room(config, lambda text: listen(Note(text)), stop)
     deadline = _DRIVER_DEADLINE if config.execution.deadline == "auto" else config.execution.deadline

@@ -1,4 +1,4 @@
-"""What the nodes of the connected Ray cluster have: CPUs, GPUs, and the memory of those."""
+"""The resources of the nodes of the connected Ray cluster: CPUs, GPUs, memory, and GPU memory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _PATIENCE = 60.0
 
 
 def whole(gpus: PerActor = 0.0) -> dict[str, Node]:
-    """All that the nodes have, by the node's id.
+    """All resources of the nodes, by node id.
 
     Args:
-        gpus: what an actor gets of a GPU; only where that depends on the GPU is its memory asked for.
+        gpus: the share of a GPU for an actor; nodes are asked for their GPU memory only if this is ``auto``.
     """
     there = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
     return _nodes(there, gpus)
 
 
 def free(gpus: PerActor = 0.0) -> dict[str, Node]:
-    """What the nodes have free, by the node's id."""
+    """The free resources of the nodes, by node id."""
     there = whole(gpus)
     left = ray.state.available_resources_per_node()
     return {
@@ -48,7 +48,7 @@ def free(gpus: PerActor = 0.0) -> dict[str, Node]:
 
 
 def share_anywhere(gpus: PerActor) -> float:
-    """The fraction of a GPU for an actor whose node is not known yet: that which the smallest GPUs want."""
+    """The fraction of a GPU for an actor whose node is not known yet: as on the smallest GPU."""
     if gpus != "auto":
         return gpus
     return max((node.share(gpus) for node in whole(gpus).values() if node.gpus), default=1.0)
@@ -63,12 +63,11 @@ def _nodes(resources: Mapping[str, Mapping[str, float]], gpus: PerActor) -> dict
 
 
 _asked: dict[str, float | None] = {}
-"""Bytes of the smallest GPU of nodes that were asked; None for those that do not know. Ids are never used
-again."""
+"""For each node that was asked, bytes of its smallest GPU; None if unknown. Ray never reuses node ids."""
 
 
 def _gpu_bytes(resources: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
-    """Memory of the smallest GPU of each node that has one, as the node was started with, or says itself."""
+    """Bytes of the smallest GPU of each node with GPUs, from its custom resource or from its answer."""
     with_gpus = {name: each for name, each in resources.items() if each.get("GPU", 0.0)}
     silent = [name for name, each in with_gpus.items() if GPU_GB not in each and name not in _asked]
     if silent:
@@ -84,7 +83,7 @@ def _gpu_bytes(resources: Mapping[str, Mapping[str, float]]) -> dict[str, float 
 
 
 def smallest_gpu() -> float | None:
-    """Bytes of the smallest GPU of this machine, as NVIDIA's driver says; None if it says nothing."""
+    """Bytes of the smallest GPU of this machine, from NVIDIA's driver; None if it does not answer."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE / 2, check=True)

@@ -97,7 +97,7 @@ class Placement:
     def of_clients(self, count: int, num_cpus: float, num_gpus: PerActor) -> list[dict[str, Any]]:
         """Ray's options for each of the client actors, given what is free now.
 
-        Where GPUs are shared by their memory, an actor's share is that of one node, so it goes there.
+        If GPUs are shared by memory, an actor's share is computed for one node, so it is placed there.
         """
         options = {"num_cpus": num_cpus, "num_gpus": nodes.share_anywhere(num_gpus)}
         if num_gpus != "auto" and self.clients != "pack":
@@ -111,7 +111,7 @@ class Placement:
             names = sorted(rooms)
             turns = in_turn([rooms[name] for name in names], count)
             places = [None if turn is None else names[turn] for turn in turns]
-        # Soft: if the node is gone or, where shares do not depend on it, was taken, it is another one.
+        # Soft: if the node is gone (or full, where shares do not depend on it), Ray chooses another one.
         return [
             options
             if name is None

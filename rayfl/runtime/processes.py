@@ -64,7 +64,7 @@ _FULL = {
 
 
 def died(error: Exception) -> bool:
-    """Whether the process that should answer is gone, or that of something it depends on."""
+    """Whether the process that should answer, or one that it depends on, is gone."""
     return isinstance(error.cause if isinstance(error, RayTaskError) else error, _DEAD)
 
 
@@ -169,7 +169,7 @@ class Silence:
 
     @property
     def seconds(self) -> float:
-        """So far."""
+        """Seconds waited so far."""
         return time.monotonic() - self._begun
 
     def word(self) -> bool:
@@ -202,8 +202,8 @@ class Deadlines:
         Args:
             method: its kind.
             seconds: the duration.
-            cost: in a unit of this kind.
-            work: in a unit of all kinds; 0 if unknown.
+            cost: in a unit of this kind of work.
+            work: in a unit that all kinds share; 0 if unknown.
         """
         self._longest[method] = max(self._longest.get(method, 0.0), seconds / max(cost, 1e-9))
         self._missed.pop(method, None)
@@ -220,8 +220,8 @@ class Deadlines:
         self._missed[method] = max(self._missed.get(method, 0), lost) + 1
 
     def seconds(self, method: str, cost: float = 1.0, lost: int = 0, work: float = 0.0) -> float:
-        """The time allowed for such work; doubled each time that it was lost before, because it may just be
-        slow. Unless the time is given, all work of that kind gets as much until some of it is completed.
+        """The time allowed for such work, doubled each time that it was lost before, because it may just be
+        slow. Unless the time is given, this applies to all work of that kind until some of it is completed.
 
         Args:
             method, cost, work: as for :meth:`measured`.

@@ -64,7 +64,7 @@ _TASK = ray.remote(num_cpus=0, max_retries=0, num_returns=2, **UNRECORDED)(ackno
 
 
 def _references(keys: dict[Any, Any]) -> list[int]:
-    """References to each key, these of this function included."""
+    """The number of references to each key, including those of this function."""
     return [sys.getrefcount(key) for key in keys]
 
 
@@ -96,7 +96,7 @@ class _HostActor(ClientHost):
         self._settled = False
 
     def whereabouts(self) -> Whereabouts:
-        """Says that the actor is ready, and where."""
+        """Where the actor runs; an answer means that it is ready."""
         return whereabouts()
 
     def perform(self, calls: Sequence[Call], *objects: Any) -> Any:
@@ -153,15 +153,14 @@ class RayBackend(Backend):
     """Client and LPS actors on a Ray cluster that is already connected.
 
     Calls of servers and remote tasks are repeated here if their process dies. Ray's own retries would keep
-    the
-    inputs of every result alive for as long as the result exists: a model depends on the previous one and on
-    sums from the clients, so nothing would ever be freed.
+    the inputs of every result alive for as long as the result exists: a model depends on the previous one and
+    on sums from the clients, so nothing would ever be freed.
 
     Args:
-        actors: number of client actors, at most: those for which there is no room yet come when there is.
-        num_cpus, num_gpus: what Ray reserves for each; may be fractions, of a GPU one that follows from its
-            memory, too.
-        servers: number of LPS actors, at most (no CPU is reserved: they wait nearly always).
+        actors: maximum number of client actors; those without room start when there is room.
+        num_cpus, num_gpus: what Ray reserves for each client actor; may be fractions. ``num_gpus`` may be
+            ``auto``: a fraction that depends on the GPU's memory.
+        servers: maximum number of LPS actors (no CPU is reserved: they wait nearly always).
         deadline: seconds for which a process may be silent; None: derived from how long such work has taken.
         run: the name of the run, used in the names of actors and tasks.
         placement: the nodes on which actors are placed.
@@ -246,7 +245,7 @@ class RayBackend(Backend):
             try:
                 ray.get(self._pending[0].done)
             except RayError:
-                return  # _settle sees to it
+                return  # _settle handles it
             self._pending.popleft()
 
     @override
@@ -282,7 +281,7 @@ class RayBackend(Backend):
             except RayError as raised:
                 if not died(raised):
                     raise
-                # Ray's frames in the traceback refer to the error, and this one to the call: a cycle.
+                # Drop the traceback: its frames refer to the error, and this frame to the call: a cycle.
                 error = raised.with_traceback(None)
             if call.lost == most:
                 most += 1

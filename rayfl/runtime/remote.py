@@ -85,16 +85,16 @@ class ServerActor(LocalServer):
         keep_freed(all_of_it=True)
 
     def whereabouts(self) -> Whereabouts:
-        """Says that the actor is ready, and where."""
+        """Where the actor runs; an answer means that it is ready."""
         return whereabouts()
 
     def perform(self, call: Call, *objects: Any) -> tuple[Any, ...]:
-        """Returns None, which the driver fetches to see that the call is done, and then the results to
-        keep.
+        """Execute a call; returns None, which the driver fetches to see that the call is done, and then the
+        results to keep.
         """
         return None, *carry_out(self, call, iter(objects))[1]
 
 
 def acknowledge(function: Callable[..., Any], *args: Any) -> tuple[None, Any]:
-    """Returns None, as above, and the result of a plain function."""
+    """Call a plain function; returns None, as :meth:`ServerActor.perform` does, and the result."""
     return None, function(*args)

@@ -97,7 +97,7 @@ class Available:
         nodes: an actor must fit on one of them.
         memory: in bytes, over all.
         store: bytes of the smallest object store of a node; None if it is not known yet.
-        whole: the nodes with what other work uses, where that is known.
+        whole: the nodes including what other work uses; empty if unknown.
         assumed: what a plan with these resources takes for granted; empty if nothing.
     """
 
@@ -109,12 +109,12 @@ class Available:
 
     @property
     def cpus(self) -> float:
-        """Over all nodes."""
+        """CPUs of all nodes."""
         return sum(node.cpus for node in self.nodes)
 
     @property
     def gpus(self) -> float:
-        """Over all nodes."""
+        """GPUs of all nodes."""
         return sum(node.gpus for node in self.nodes)
 
     def room(self, cpus: float, gpus: PerActor) -> int:
@@ -137,8 +137,8 @@ def sends_models(config: Config) -> bool:
 class Copies:
     """The largest number of copies of the model (4 P bytes each).
 
-    A vector of sums in double precision counts as two copies. Users' networks may need more. Of a model in
-    shards an LPS has a part of a copy.
+    A vector of sums in double precision counts as two copies. Users' networks may need more. If models are
+    sharded, an LPS has only a part of a copy.
 
     Attributes:
         client, server, driver: in the memory of a client actor, of an LPS, and of the driver at a checkpoint.
@@ -154,7 +154,7 @@ class Copies:
     def of(
         cls, config: Config, clients: int, parameters: int, block: int, blocks: int, actors: int, models: int
     ) -> Copies:
-        """Count them for N clients that train in blocks on client actors, and K models."""
+        """Count the copies for N clients that train in blocks on client actors, and K models."""
         method, fan_in = config.algorithm, config.execution.fan_in
         states = type(config.local).state_size is not LocalObjective.state_size
         kept = states + method.keeps_updates  # of each client, between rounds
@@ -162,10 +162,10 @@ class Copies:
         large = parameters >= LARGE
         work = work_of(config.local, LocalWork(1, 1, 1.0, momentum=config.training.momentum))
         calls = min(block, clients_in_a_call(parameters))
-        # One to test; of each client that trains its model, its gradient, ...
+        # One model to test; for each client that trains: its model, its gradient, ...
         training = 1 + calls * (2 + bool(work.momentum) + bool(work.proximal))
         together = 1 if large and calls == 1 and not (kept or rows) else block
-        # The sum, and room between freed arrays, which the process keeps.
+        # The sum, and gaps between freed arrays, which the process keeps.
         sums = 3 if not rows and (block > 1 or fan_in) else 0
         steps = type(method).server_step is not Algorithm.server_step
         keep = 2 * kept * clients
@@ -177,7 +177,7 @@ class Copies:
         early = not fan_in and blocks > waiting  # sums are added while others train
         a_sum = 1 if block == 1 and not fan_in else 2
         vectors = type(config.local).server_size is not LocalObjective.server_size
-        joins = 1 + vectors + block * rows  # what comes in shards is made whole, rows are copied apart
+        joins = 1 + vectors + block * rows  # shards are joined, rows are cut into shards
         if rows:
             sent = blocks * block
         elif early:
@@ -199,7 +199,7 @@ class Keeping:
 
     Attributes:
         all: of all clients that may take part.
-        memory: of it in the memory of an inline run; None: it is in Ray's object store.
+        memory: the part in the memory of an inline run; None on Ray, where the object store has all.
         disk: in the run directory, old checkpoints included.
         there: free bytes of that disk.
     """
@@ -211,7 +211,7 @@ class Keeping:
 
     @classmethod
     def of(cls, config: Config, clients: int, numbers: int) -> Keeping:
-        """For N clients that keep S numbers each, and start with nothing."""
+        """Estimate for N clients that keep S numbers each, and start with nothing."""
         e, output, cohort = config.execution, config.output, config.training.cohort(clients)
         used, row = min(clients, config.rounds * cohort), 4.0 * numbers
         budget = e.state_memory * total_memory()
@@ -221,12 +221,12 @@ class Keeping:
         if used * row <= min(WHOLE, budget):
             disk = output.keep_checkpoints * used * row
         else:
-            old = min(held, 2 * output.checkpoint_every * cohort * row)  # of a checkpoint, out of date since
+            old = min(held, 2 * output.checkpoint_every * cohort * row)  # rows that changed later
             disk = held + (output.keep_checkpoints - 1) * old
         return cls(used * row, memory, disk, free_disk(output.folder))
 
     def line(self) -> str:
-        """For people."""
+        """One line about it, for the plan as text."""
         where = "" if self.memory is None else f", at most {size(self.memory)} of it in memory"
         return (
             f"clients keep up to {size(self.all)} between rounds{where}; "
@@ -266,7 +266,7 @@ class ResourcePlan:
         inline: whether everything is one process.
         in_tree: whether client actors add sums before they send them.
         unsummed: whether the clients' models are sent, and not sums.
-        shards: in how many a model lies at the LPSs.
+        shards: number of shards of a model at the LPSs.
         largest: the largest shard, as a share of the model.
         keeping: what clients keep between rounds; None for nothing.
     """
@@ -373,7 +373,7 @@ def plan_resources(
         parameters: P.
         data_bytes: of samples and index lists.
         available: the available resources.
-        models: K, as the method begins.
+        models: K at the start of the run.
 
     Raises:
         ConfigError: if the actors cannot be placed or the memory is too small; the message says what would
@@ -478,7 +478,7 @@ def plan_resources(
 
 
 def _too_few_gpus(actors: int, room: int, available: Available) -> ConfigError:
-    """Of actors that get GPUs by memory."""
+    """The error for actors that share GPUs by memory and do not fit."""
     what = f"{counted(actors, 'actor')} of {size(ACTOR_GPU_BYTES)} of GPU memory each"
     there = f"there are {available.gpus:g} GPUs with room for {room}" if available.gpus else "there is no GPU"
     fitting = f"execution.actors={room} or a fraction would fit" if room else "execution.gpus_per_actor=0"

@@ -91,7 +91,7 @@ def run_trials(
         ended: called with the index of an item as soon as its work is done, while others go on; it must not
             raise.
 
-    Returns:
+    Yields:
         The index of each item, and the result of its work or ``{"error": ...}``; when all have ended, in the
         order of the items.
     """
@@ -134,7 +134,7 @@ def search(
     for name, values in how.space.items():
         kind, given = ("choice", values) if isinstance(values, list) else next(iter(values.items()))
         space[name] = tune.choice(given) if kind == "choice" else kinds[kind](*given)
-    searcher: Any  # which also limits the trials: Tune's own limit does not hold for a searcher that is given
+    searcher: Any  # also limits the trials: Tune's own limit does not apply to a given searcher
     if how.optuna:
         import optuna
         from ray.tune.search.optuna import OptunaSearch
@@ -231,11 +231,11 @@ class _Listener(tune.Callback):  # type: ignore[misc]
         return (_Listener, ())
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tune's name for it."""
+        """Called by Tune when a trial is restarted."""
         self._lost(trial.config)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tune's name for it."""
+        """Called by Tune when a trial is done."""
         self._ended(trial.config)
 
 
@@ -271,7 +271,7 @@ def _experiment() -> Iterator[str]:
 
 
 def _watch_node(ended: threading.Event) -> None:
-    """Say in a line that this node's Ray has died: Ray then ends this process, without a word."""
+    """Print one line if this node's Ray has died: Ray then ends this process without a message."""
     here = ray.get_runtime_context().get_node_id()
     node = next(node for node in ray.nodes() if node["NodeID"] == here)
     address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"

@@ -53,8 +53,8 @@ class Arriving:
     The order is that of the blocks, not of their arrival, as if all were added at the end.
 
     Args:
-        servers: where.
-        rows: for each block that sends sums, their rows.
+        servers: the servers.
+        rows: for each block that sends sums, the rows of A that these belong to.
     """
 
     def __init__(self, servers: Servers, rows: Mapping[int, Iterable[int]]) -> None:
@@ -105,7 +105,7 @@ class Averaging:
         common: the ranges that the GPS averages in this round.
         blocks: positions of each block in the cohort.
         trained: the result of each block.
-        absent: how many clients of each model count although they did not take part; None if they do not.
+        absent: how many absent clients count in each model; None if absent clients do not count.
         optimizer: the server step, if any, for all models.
         needs_norms: whether the GPS needs the norms of the models' updates.
         updates: whether the clients have sent updates instead of models.
@@ -137,8 +137,8 @@ def reduce_sums(
     members: NDArray[np.int64] | None,
     rescaled: NDArray[np.float64] | None,
 ) -> list[Ref]:
-    """Each LPS reduces its rows in the order of the blocks; returns by reference what the GPS may be told, of
-    the shards of a row one after another.
+    """Each LPS reduces its rows in the order of the blocks; returns what the GPS may learn, by reference, for
+    each row and shard.
 
     ``members`` and ``rescaled`` have an entry for each model, ``(K,)``.
     """
@@ -208,7 +208,7 @@ def _added(*partials: Partial) -> Partial:
 
 def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list[Ref]:
     """The LPSs multiply A by the trained rows, or apply the aggregation rule to them, a few models per call;
-    returns by reference what the GPS may be told.
+    returns what the GPS may learn, by reference.
     """
     if averaging.rule is not None:
         check_rule(mixing, averaging.rule)

@@ -78,7 +78,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
 
     Args:
         config: of the run.
-        scaling: that of the existing run (:attr:`RunDirectory.scaling`), if any; it is not computed again.
+        scaling: of the existing run (:attr:`RunDirectory.scaling`), if any; it is not computed again.
 
     Raises:
         ConfigError, DataError: if data, partition and model do not fit together.
@@ -135,7 +135,7 @@ def divide(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage,
 
 
 def check_finetuning(config: Config, spec: ModelSpec) -> None:
-    """Refuse fine-tuning if clients train several times in a round and nothing says what it then is.
+    """Refuse fine-tuning if clients train several times in a round and the objective does not define it.
 
     Methods with test-time adaptation fine-tune as they adapt.
 
@@ -246,7 +246,7 @@ def check_clustering(config: Config, clients: int, grouped: bool, shape: tuple[i
 
 
 def _names(federation: Federation, clients: int | None = None) -> list[str] | None:
-    """The user's ids of the first ``clients`` (default: of all), if there are such."""
+    """The user's ids of the first ``clients`` clients (default: all); None if there are none."""
     return None if federation.names is None else federation.names[:clients].tolist()
 
 
@@ -271,7 +271,7 @@ def check_inputs(model: Model, samples: Samples) -> None:
 
 
 def check_loss(spec: ModelSpec) -> None:
-    """Refuse a loss of a user's own that does not give a number for each prediction.
+    """Refuse a user's loss that does not return a number for each prediction.
 
     Raises:
         ConfigError
@@ -337,7 +337,7 @@ def check_targets(config: Config, samples: Samples) -> None:
 
 
 def _as_classes(samples: Samples) -> str:
-    """How numbers that look like classes become classes; empty if they do not."""
+    """How to convert targets that look like classes to classes; empty if they do not."""
     targets = samples.targets_train
     if targets is None or not len(targets):
         return ""
@@ -410,7 +410,7 @@ def servers_of(
     Args:
         config: of the run.
         host: what the client actors run.
-        backend: who does the work.
+        backend: executes the work.
         federation: the clients' data.
         newcomers: how many clients, at the end, came after the run; they are assigned to its edges in turn.
     """

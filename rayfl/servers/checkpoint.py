@@ -14,10 +14,10 @@ checkpoints/
 ```
 
 A checkpoint is written under a temporary name and renamed when it is complete and on the disk; only then are
-older ones removed. The cost of a checkpoint does not grow with the number of rounds. Files that are as they
-were in the one that will be removed are not written again but linked, after a look that they still hold what
-was written; so damage to a file of one that is kept leaves the others sound. They share only ``clients/`` and
-``history/``; a damaged table is written again by the run that has its rows.
+older ones removed. The cost of a checkpoint does not grow with the number of rounds. Files that have not
+changed since the checkpoint that will be removed are verified and hard-linked, not written again. The
+checkpoints that remain share only ``clients/`` and ``history/``, so damage to any other file affects a single
+checkpoint; a damaged table is written again by the run that has its rows.
 """
 
 from __future__ import annotations
@@ -50,28 +50,27 @@ FORMAT = 5
 """Changes when checkpoints are written in another way."""
 
 _READ = (3, 4, FORMAT)
-"""Formats that are read; in 3 all arrays are in one file, until 4 each checkpoint has all rows of clients."""
+"""Formats that can be read. In 3 all arrays are in one file; up to 4 each checkpoint has all client rows."""
 
 _FORMATS = f"{_READ[0]} to {_READ[-1]}"
 
 CLIENTS = "clients"
-"""The folder of rows of clients, beside the checkpoints."""
+"""The folder of client rows, next to the checkpoints."""
 
 _LARGE = 1 << 20
-"""Bytes of an array from which on it has a file of its own."""
+"""Arrays of at least this many bytes are written to separate files."""
 
 _BLOCK = 256
 """Client updates per file."""
 
 _SHORT = 1 << 16
-"""Bytes of a table up to which it is read again at every checkpoint."""
+"""Tables of fewer bytes are read again at every checkpoint."""
 
 _SEAL = "sha256"
-"""The entry of a manifest with its own hash; the same in later formats, or they appear damaged here."""
+"""The entry of a manifest with its own hash. Later formats must keep it, or they appear damaged here."""
 
 _PART = ".part-"
-"""How the names of folders begin that are no checkpoints yet, or no longer: what is being written, and what
-is left of what was removed."""
+"""Prefix of folders that are not checkpoints: those being written, and remains of removed ones."""
 
 _NAME = re.compile(r"round-(\d{5,})(~?)")
 """The name of a checkpoint; with ``~`` it is being replaced by another one of the same round."""
@@ -94,7 +93,7 @@ class Checkpoint:
         gathered: the weight that took part in each model since its last global step, ``(layers, K, 1 or P)``.
         memories: the memory of a server step for each model ``(K, V, n)``; empty for methods without one.
         settings: the settings that must not change when the run is resumed.
-        stored: where the client states (``states``) and latest updates (``updates``) are that are in files.
+        stored: where the client states (``states``) and latest updates (``updates``) are, if in files.
     """
 
     state: ServerState
@@ -117,7 +116,7 @@ class Checkpoint:
         Args:
             folder: of the checkpoints; no other process may write to it.
             keep: how many.
-            say: called with a line if an old one cannot be removed, which is tried again at the next call.
+            say: called with a line if an old checkpoint cannot be removed; the next call tries again.
 
         Raises:
             DiskError: for example if the disk is full; earlier checkpoints are not affected.
@@ -128,7 +127,7 @@ class Checkpoint:
         before = [manifest for path in paths if (manifest := _manifest(path)) is not None]
         files.make(folder)
         files.remove(part)
-        for left in sorted(folder.glob(f"{_PART}*")):  # by a process that was killed, or by _discard
+        for left in sorted(folder.glob(f"{_PART}*")):  # left by a killed process or _discard
             with contextlib.suppress(DiskError):
                 files.remove(left)
         files.make(folder / "history")
@@ -170,11 +169,11 @@ class Checkpoint:
         return final
 
     def _write(self, part: Path, before: Path | None) -> dict[str, Any]:
-        """Write the files; the length and SHA-256 of each, by name.
+        """Write the files; returns the length and SHA-256 of each, by name.
 
         Args:
-            part: where to.
-            before: another checkpoint, whose files are linked to where they are the same.
+            part: the folder to write to.
+            before: another checkpoint; files that are the same there are linked.
         """
         from safetensors.numpy import save
 
@@ -294,7 +293,7 @@ class Checkpoint:
     ) -> tuple[Checkpoint | None, list[str]]:
         """The newest sound checkpoint, if there is one, and a line about each damaged later one.
 
-        Damaged ones are renamed, so that they do not appear to be newer than checkpoints to come.
+        Damaged checkpoints are renamed, so that they do not count as newer than checkpoints written later.
 
         Raises:
             Damaged: if there are checkpoints, but none is sound.
@@ -334,8 +333,8 @@ class _Written:
     chain: str = ""
 
     def extended(self, path: Path, rows: Sequence[Any]) -> _Written:
-        """Extend the file to these rows, the first of which it already has; any other contents are
-        removed, and if it is found to be damaged it is written again.
+        """Extend the file to contain ``rows``, of which it already has the first ``lines``. Any other
+        contents are removed; a damaged file is written again.
         """
         files.cut(path, self.bytes)
         lines = _lines(rows[self.lines :])
@@ -356,8 +355,8 @@ class _Written:
     def _is_intact(self, path: Path, size: int) -> bool:
         """Whether the file, which will have this size, holds what was written.
 
-        Its length is always compared. It is read while it is short, and then whenever it has grown by an
-        eighth, so that a checkpoint does not cost more with every round.
+        The length is always compared. The contents are read while the file is short, and later whenever it
+        has grown by an eighth, so that the cost of a checkpoint does not grow with the number of rounds.
         """
         there = path.stat().st_size if path.is_file() else 0
         if there != self.bytes:
@@ -371,7 +370,7 @@ class _Written:
         return True
 
     def read(self, path: Path) -> list[Any]:
-        """The rows.
+        """Read the rows.
 
         Raises:
             Damaged: if they are not those that were written.
@@ -407,7 +406,7 @@ def _table(folder: Path, name: str) -> Path:
 
 
 def _leaving(folder: Path, keep: int) -> Path | None:
-    """The checkpoint that goes when another one is complete, if there are so many already."""
+    """The checkpoint to remove once another one is complete; None if there are fewer than ``keep``."""
     found = checkpoints(folder)
     return found[-keep] if len(found) >= keep else None
 
@@ -415,8 +414,8 @@ def _leaving(folder: Path, keep: int) -> Path | None:
 def _discard(path: Path, say: Callable[[str], None]) -> None:
     """Remove a checkpoint that is no longer needed; if that fails, a later :meth:`Checkpoint.save` does it.
 
-    On NFS a folder cannot be removed while a process has a file in it mapped, as a resumed run may have to
-    its end. The folder is renamed first, so that what is left of it is not taken for a checkpoint.
+    On NFS a folder cannot be removed while a process has a file in it mapped, as a resumed run may have until
+    it ends. The folder is renamed first, so that its remains are not taken for a checkpoint.
     """
     aside = path.with_name(f"{_PART}{path.name}")
     try:
@@ -427,13 +426,16 @@ def _discard(path: Path, say: Callable[[str], None]) -> None:
 
 
 def _put(path: Path, content: Sequence[Any], before: Path | None, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Write a file, or link to that of this name in another checkpoint if it is the same.
+    """Write a file, or link to the file of this name in another checkpoint if it has the same contents.
 
     Args:
         path: of the file.
-        content: pieces of it, as buffers.
-        before: the folder of that one.
-        known: length and SHA-256 of the files there.
+        content: its contents in pieces, as buffers.
+        before: the folder of the other checkpoint.
+        known: length and SHA-256 of the files in ``before``, by name.
+
+    Returns:
+        Length and SHA-256 of the file.
     """
     sha256 = hashlib.sha256()
     for piece in content:
@@ -467,7 +469,7 @@ def _manifest(path: Path) -> dict[str, Any] | None:
 
 
 def _told(manifest: Mapping[str, Any]) -> dict[str, tuple[Shard, ...]]:
-    """The files of rows of clients that belong to a checkpoint, by their kind."""
+    """The files of client rows that belong to a checkpoint, by kind (``states``, ``updates``)."""
     return {name: tuple(Shard(**e) for e in told) for name, told in manifest.get("clients", {}).items()}
 
 
@@ -487,7 +489,7 @@ def _is_sealed(manifest: Mapping[str, Any]) -> bool:
 
 
 def _refuse(path: Path) -> NoReturn:
-    """Say why :func:`_manifest` has none."""
+    """Raise an error that explains why :func:`_manifest` returned None."""
     unreadable = Damaged(f"{path}: not a readable checkpoint (no manifest of formats {_FORMATS})")
     try:
         manifest = _manifest_as_written(path)
@@ -536,12 +538,12 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def collect(folder: Path, live: Collection[str] = (), shards: Shards | None = None) -> None:
-    """Remove the files of rows of clients that no checkpoint needs.
+    """Remove the files of client rows that no checkpoint needs.
 
     Args:
         folder: of the checkpoints.
-        live: the names of those that the run needs now.
-        shards: the run's, which then know that it has been done.
+        live: the names of the files that the run itself needs.
+        shards: the run's folder of files, whose ``grown`` is updated.
     """
     shards = shards or Shards(folder / CLIENTS)
     if not shards.folder.is_dir():
@@ -553,9 +555,9 @@ def collect(folder: Path, live: Collection[str] = (), shards: Shards | None = No
 
 
 def models_hash(models: NDArray[np.float32], state_rows: NDArray[np.float32] | Rows) -> str:
-    """SHA-256 of the final models ``(K, P)`` and client states ``(n, S)``: equal hashes are equal bits."""
+    """SHA-256 of the final models ``(K, P)`` and client states ``(n, S)``: equal hashes mean equal bits."""
     found = hashlib.sha256()
     pieces = state_rows.pieces() if isinstance(state_rows, Rows) else (state_rows,)
-    for rows in itertools.chain((models,), pieces):  # one at a time: all may be more than the memory
+    for rows in itertools.chain((models,), pieces):  # in pieces: together they may exceed the memory
         found.update(np.ascontiguousarray(rows).reshape(-1).data)  # without a copy
     return found.hexdigest()

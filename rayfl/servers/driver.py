@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_LOSSES = 5
-"""How often results may be lost between two checkpoints; each time the rounds since the last are repeated."""
+"""How often results may be lost between two checkpoints; each time the run goes back to the newest one."""
 
 _LOOK = 0.5
 """Seconds between two checks of which client actors are busy."""
@@ -119,16 +119,16 @@ class Driver:
         """Run all remaining rounds; returns the summary.
 
         Args:
-            accepted: called before the first round, when the newest checkpoint, if there is one, can be
-                resumed with this config. What describes the run is written there, so that a refused resume
+            accepted: called before the first round, once the newest checkpoint (if any) is known to fit this
+                config. The caller writes the files that describe the run there, so that a refused resume
                 changes nothing.
 
         Raises:
             Interrupted: if ``should_stop`` returned true.
             RayflError: an error that the user can fix.
 
-        A checkpoint has the last complete round then, and if anything else is raised in a round, such as by a
-        method's hook.
+        In these cases, and after any other exception in a round (such as from a method's hook), the last
+        complete round is in a checkpoint, unless that cannot be written.
         """
         try:
             return self._run(accepted)
@@ -168,7 +168,7 @@ class Driver:
                 state = self.round(state)
             except ResultsLost:
                 raise
-            except Exception as error:  # of a user's hook, too: what was trained before is kept
+            except Exception as error:  # also from a user's hook: earlier rounds are kept
                 self.backend.forget(calls)
                 state = before
                 self.servers.restore(servers)
@@ -196,7 +196,7 @@ class Driver:
 
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """A request to stop does not interrupt what is done here; it is heeded afterwards."""
+        """Defer a request to stop until the end of this context."""
         before, self.backend.tick = self.backend.tick, lambda: None
         try:
             yield
@@ -253,7 +253,7 @@ class Driver:
         return state
 
     def _check_signatures(self, state: ServerState) -> None:
-        """Refuse now clients of later stages whose data give no signature.
+        """Refuse clients of later stages whose data give no signature, before any training.
 
         Raises:
             DataError: naming the first client, if a stage has more such clients than may fail.
@@ -273,7 +273,7 @@ class Driver:
     def _missing_signatures(
         self, state: ServerState, stage: int, changed: NDArray[np.int64]
     ) -> Mapping[int, RayflError]:
-        """Those that have no signature in a stage; asked again if the answers are lost with a node."""
+        """The clients without a signature in a stage, and why; repeats the query if a node is lost."""
         for _ in range(_MAX_LOSSES):
             try:
                 return self._queries(state, stage).missing_signatures(self.config.clustering, changed)
@@ -342,7 +342,7 @@ class Driver:
     def _check_settings(self, before: Mapping[str, Any]) -> None:
         """Refuse to resume with settings that differ from those of the start.
 
-        Earlier versions stored relative paths.
+        A relative path, as stored by earlier versions, equals its absolute path.
         """
         for name, was in _leaves(before):
             now: Any = self._settings()
@@ -421,7 +421,7 @@ class Driver:
         return new
 
     def _remark(self, round: int, ids: Sequence[int], text: str) -> None:
-        """Say something of some clients; ``round`` is 0-based."""
+        """Emit a note about some clients; ``round`` is 0-based."""
         first = [called(self.federation.names, client) for client in sorted(ids)[:5]]
         shown = ", ".join(first) + (f" and {len(ids) - 5} more" if ids[5:] else "")
         self.emit(Note(f"round {round + 1}: client {shown}: {text}"))
@@ -470,11 +470,11 @@ class Driver:
         return LocalTest(self._tests_on, self.servers.batch_size, adaptation)
 
     def _asked(self, report: ClientReport) -> AskedReport:
-        """A report by reference."""
+        """A report, with its prepared form by reference."""
         return AskedReport(report, self._prepared(report))
 
     def _prepared(self, part: ClientReport | ServerTraining) -> Ref:
-        """It is prepared and stored; most are the same in every round and are sent once."""
+        """The prepared form by reference, stored once: most parts are the same in every round."""
         if part not in self._stored:
             prepared = part.prepare(self.federation.samples, self.config.seed)
             self._stored[part] = self.backend.put(prepared)
@@ -489,9 +489,7 @@ class Driver:
         self.emit(Note(text))
 
     def _sent(self, transfer: Transfer) -> None:
-        """Record what clients sent, label histograms once per stage; after a resume the ledger still
-        knows.
-        """
+        """Record what clients sent; label histograms only once per stage, also in a resumed run."""
         if transfer.kind == HISTOGRAM:
             begun, known = self.stages[self.stage].round, self.records.ledger.transfers
             if any(t.kind == HISTOGRAM and t.round >= begun for t in known):
@@ -600,7 +598,7 @@ class Driver:
         return {on: testing.evaluate(self.servers, models, personal, local, who, on) for on in self._tests_on}
 
     def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-        """The clients to test, and the share of all clients that each represents; None: only itself."""
+        """The clients to test, and the share of all clients that each represents; None if all are tested."""
         present, few = self.setup.present, self.config.evaluation.coreset
         if few is None or few >= len(present) or state.round == self.config.rounds:
             return present, None
@@ -644,7 +642,7 @@ class Driver:
 
         Args:
             clients: ids; None for all present clients.
-            finetuned: after ``evaluation.finetune_epochs``, as for ``accuracy_finetuned``.
+            finetuned: fine-tune them for ``evaluation.finetune_epochs``, as for ``accuracy_finetuned``.
 
         Raises:
             RayflError: if there is no checkpoint, or a client was not present.
@@ -740,7 +738,7 @@ class Driver:
         """
         local, spec = self.config.local, self.host.spec
         facts: dict[str, NDArray[np.float64]] = {}
-        told = type(local).client_facts is not LocalObjective.client_facts  # or nothing need be read
+        told = type(local).client_facts is not LocalObjective.client_facts  # otherwise nothing is read
         if told and len(checkpoint.state_clients) and local.state_size(spec):
             layers = self.algorithm.work(self.setup, state).personal
             layout, rows = StateLayout.of(spec, layers, local, self.config.order), checkpoint.state_rows
@@ -806,7 +804,7 @@ class Driver:
     def _newcomers(self, state: ServerState) -> tuple[ServerState, dict[str, float | None]]:
         """Clients that join after the last round: assigned, tested, fine-tuned and tested again.
 
-        No checkpoint has them: in a run that is resumed with more rounds they join in their turn.
+        They are in no checkpoint: if the run is resumed with more rounds, they join before the next round.
         """
         if self.stages[-1].round < state.round:
             return state, {}

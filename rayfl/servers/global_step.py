@@ -16,7 +16,7 @@ from rayfl.training import Segments, length
 
 
 def gather(servers: Servers, step: GlobalStep, facts: Mapping[int, Reduced]) -> None:
-    """Add the weight that took part in this round to what counts in the next global step."""
+    """Add the weight of each model in this round to its weight in the next global step."""
     each = np.zeros((len(servers.models), 1))
     if any(np.ndim(fact.weight) for fact in facts.values()):
         each = np.zeros((len(servers.models), servers.spec.P))
@@ -38,7 +38,7 @@ def share(
     Args:
         step: which layers, LPSs and weights.
         sent: the ranges that the LPSs send (the union of all layers).
-        facts: of the LPSs whose clients took part in this round.
+        facts: results of the LPSs whose clients took part in this round, by row.
     """
     up = down = 0
     shards = servers.ranges.within(sent)
@@ -68,7 +68,7 @@ def share(
 
 
 def _uploaded(servers: Servers, row: int, sent: Sequence[Segments]) -> Partial:
-    """What the LPSs of a model send that have trained nothing in this round; ``sent`` of each shard."""
+    """The ranges ``sent`` (one entry per shard) of a model that was not trained in this round."""
     refs = [
         servers.backend.serve(servers.lps(row, shard), "upload", sent[shard], {MODEL: model}, [VALUES])[
             VALUES
@@ -80,7 +80,7 @@ def _uploaded(servers: Servers, row: int, sent: Sequence[Segments]) -> Partial:
 
 
 def _install(servers: Servers, rows: Sequence[int], segments: Segments, merged: NDArray[np.float32]) -> None:
-    """Put what was averaged into these models."""
+    """Write the averaged ranges into these models."""
     within = servers.ranges.within(segments)
     values = [servers.backend.put(each) for each in servers.ranges.among(segments).split(merged)]
     for row in rows:

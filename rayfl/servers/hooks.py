@@ -1,5 +1,5 @@
-"""Call the hooks of a method and check what they return, so that a mistake in a user's method is one line
-at once.
+"""Call the hooks of a method and check what they return, so that a mistake in a user's method is reported
+immediately, in one line.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
 
 
 def _fixed(state: Any) -> Any:
-    """The state, with the arrays of its fields made read-only: what was computed from an array is kept as
-    long as it is the same one, so a method that changed it in place would be tested with old models.
+    """Make the arrays in a state's fields read-only, and return the state. Results computed from an array are
+    cached for that array, so a method that changed it in place would be tested with old models.
     """
     for entry in dataclasses.fields(state):
         value = getattr(state, entry.name)
@@ -84,7 +84,7 @@ def plan(algorithm: Algorithm[Any], setup: Setup, state: Any, cohort: NDArray[np
 
     Raises:
         ConfigError: unless each array has an entry for every client of the cohort and names existing models;
-            or for mixtures of models with a local objective that keeps a vector beside each model.
+            or for mixtures of models with a local objective that keeps a vector with each model.
     """
     where = f"{algorithm.name}.plan"
     found = returned(where, algorithm.plan(setup, state, cohort), Plan)
@@ -133,7 +133,7 @@ def work(algorithm: Algorithm[Any], setup: Setup, state: Any) -> LocalWork:
     """The local work of the round.
 
     Raises:
-        ConfigError: if it is something else.
+        ConfigError: if it has another type.
     """
     return returned(f"{algorithm.name}.work", algorithm.work(setup, state), LocalWork)
 
@@ -166,7 +166,7 @@ def steps(algorithm: Algorithm[Any], setup: Setup, state: Any) -> tuple[ServerSt
     """What the local servers do with their averages, and the global server after them.
 
     Raises:
-        ConfigError: if one is something else, and not None.
+        ConfigError: if one has another type and is not None.
     """
     local, common = algorithm.server_step(setup, state), algorithm.global_step(setup, state)
     if local is not None:
@@ -180,7 +180,7 @@ def server_training(algorithm: Algorithm[Any], setup: Setup, state: Any) -> Serv
     """What servers do with their models after averaging.
 
     Raises:
-        ConfigError: if it is something else, and not None; or if the servers see permuted models.
+        ConfigError: if it has another type and is not None; or if the servers see permuted models.
     """
     where = f"{algorithm.name}.server_training"
     found = algorithm.server_training(setup, state)
@@ -209,7 +209,7 @@ def tested_with(algorithm: Algorithm[Any], setup: Setup, state: Any, clients: Cl
     """What each client is tested with ``(N,)`` or ``(N, K)``.
 
     Raises:
-        ConfigError: unless it is an existing model, or a mixture, for each client that is there.
+        ConfigError: unless it is an existing model, or a mixture, for each present client.
     """
     found, shape = algorithm.tested_with(setup, state, clients), (setup.clients, state.models)
     _check_served(f"{algorithm.name}.tested_with", "the result", found, setup.present, shape)
@@ -219,7 +219,7 @@ def tested_with(algorithm: Algorithm[Any], setup: Setup, state: Any, clients: Cl
 def _check_served(
     where: str, name: str, served: Any, rows: NDArray[np.int64], shape: tuple[int, int]
 ) -> None:
-    """Check models or mixtures of such a shape; of mixtures, that these rows have a sum."""
+    """Check the type and shape of models or mixtures, and that ``rows`` of mixtures have a positive sum."""
     if not sp.issparse(served):
         _check(where, name, served, *shape)
         return

@@ -1,6 +1,6 @@
 """The local parameter server (LPS): reduces what the clients of its clusters sent, by reference.
 
-Importing this module must stay cheap: an LPS actor needs NumPy, and neither torch nor anything built on it.
+Importing this module must stay cheap: an LPS actor needs NumPy, but not torch or anything built on it.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 
 _COLUMNS = 4096
-"""Columns of a product with trained rows that are made at once."""
+"""Columns of a product with trained rows that are computed at a time."""
 
 _THREADS = 4
-"""Threads that make the pieces of a large model, at most: with more the memory is what limits."""
+"""Maximum threads that compute the pieces of a large model; with more, memory is the bottleneck."""
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """What the GPS is told about a reduced row, or a shard of one.
+    """What the GPS learns about a reduced row, or a shard of one.
 
     Attributes:
-        common: the sum over the common layers and its weight; numbers of weight 0 are the model's own.
-        weight: what took part in the row: of all numbers, or of each in the model ``(P,)``.
+        common: the sums of the common layers and their weight; with weight 0, the model's own parameters.
+        weight: the total weight in the row: one number for all parameters, or one for each ``(P,)``.
         squares: the squared norm of each piece of the model's update, without running statistics; NaN if it
             was not needed.
     """
@@ -60,12 +60,12 @@ class Reduced:
 
     @property
     def update_norm(self) -> float:
-        """The norm of the model's update: the same however it is cut, since ``fsum`` rounds once."""
+        """The norm of the model's update. The shards do not affect it, since ``fsum`` rounds once."""
         return math.sqrt(math.fsum(self.squares.tolist()))
 
     @classmethod
     def joined(cls, shards: Sequence[Reduced], ranges: Ranges) -> Reduced:
-        """What is told about a row, from what is about its shards."""
+        """Combine the results for the shards of a row into the result for the row."""
         if len(shards) == 1:
             return shards[0]
         weight = joined_weight(
@@ -79,16 +79,16 @@ MODEL: Key = ("model", 0)
 """The model of an LPS ``(P,)``; where there are several, ``("model", k)``."""
 
 FACTS: Key = ("facts", 0)
-"""What the GPS may be told: a :class:`Reduced` by the number of its row."""
+"""What the GPS may learn: a :class:`Reduced` for each row number."""
 
 VECTOR: Key = ("vector", 0)
 """The vector of the local objective that belongs to a model ``(Q,)``."""
 
 VALUES: Key = ("values", 0)
-"""What the GPS sends back."""
+"""Parameters of common layers, on the way to the GPS or back."""
 
 SUM: Key = ("sum", 0)
-"""Several blocks' parts as one."""
+"""The sum of several blocks' partial sums."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class Optimizer:
 class ReduceJob:
     """One row of ``A W``: the next :data:`MODEL` of a cluster, from partial sums.
 
-    Where models are sharded this is about a shard, as if the model had nothing else. All ranges count from
-    its beginning.
+    If models are sharded, the job covers one shard as if it were the whole model; ranges count from the start
+    of the shard.
 
     It is sent with the current model, which is kept where nothing arrived; the partial sums of the blocks
     ``("sum", block)``, each a :class:`~rayfl.clients.partial.Partial`; the :data:`VECTOR`, if there is one;
@@ -121,7 +121,7 @@ class ReduceJob:
         model: the number of the row.
         shared: the ranges of the model that the partial sums cover.
         common: the ranges that the GPS will average over clusters; within ``shared``.
-        still: parts that no block has sent.
+        still: further partial sums that no block has sent (for absent or failed clients).
         members: how many clients the model has, if there is a vector; else None.
         optimizer: the server step, if any.
         needs_norm: whether the GPS needs the norm of the model's update.
@@ -140,8 +140,8 @@ class ReduceJob:
 
 @dataclass(frozen=True)
 class CombineJob:
-    """Several rows of ``A W`` from the trained models themselves, used if these are fewer than the sums; or
-    the same shard of each, see :class:`ReduceJob`.
+    """Several rows of ``A W`` from the trained models themselves, or the same shard of each row. Used if
+    there are fewer trained models than sums, or if an aggregation rule is used.
 
     It is sent with the current models ``("model", k)``, the blocks' trained rows ``("rows", block)``
     ``(B, S)``, and the memories ``("memory", k)`` of a server step.
@@ -175,7 +175,7 @@ class CombineJob:
 
 
 class LocalServer:
-    """Keeps nothing between calls, so a lost one is simply started again."""
+    """The LPS actor. It keeps no state between calls, so a lost actor can be started again."""
 
     def add(self, job: None, objects: Objects) -> Answer:
         """The :data:`SUM` of the blocks' parts ``("sum", block)``, added in this order."""
@@ -220,7 +220,7 @@ class LocalServer:
     def _by_rule(
         self, job: CombineJob, rule: Aggregation, objects: Objects, blocks: Sequence[NDArray[np.float32]]
     ) -> Answer:
-        """The same by an aggregation rule: one model after another, so that one model's rows are read."""
+        """As :meth:`combine`, by an aggregation rule: one model at a time, so that few rows are in memory."""
         models = []
         for place, k in enumerate(job.models):
             old = objects["model", k]
@@ -259,12 +259,12 @@ class Row:
     """A row of ``A W``, whose sums ``sum_j a_j w_j`` ``(S,)`` come in pieces.
 
     Attributes:
-        weight: ``sum_j a_j``, of all numbers or of each.
+        weight: ``sum_j a_j``, one number for all parameters or one for each.
         keep: the weight of the old model.
-        kept_statistics: what of it counts for running statistics, see
+        kept_statistics: the part of ``keep`` that counts for running statistics, see
             :class:`~rayfl.clients.partial.Partial`.
-        statistics: how many numbers at the end these are.
-        trained: whether any client has a part in it; of a shard: or in the others of its row.
+        statistics: number of running statistics, at the end of the row.
+        trained: whether any client contributes to the row (for a shard: to any shard of the row).
     """
 
     weight: Weight
@@ -276,8 +276,8 @@ class Row:
 
 @dataclass(frozen=True)
 class _Sums(Row):
-    """From the blocks' parts, summed in this order whatever the order of arrival; all but the running
-    statistics times ``scale``."""
+    """A row from the blocks' partial sums, added in this order, not in the order of arrival; all except the
+    running statistics are multiplied by ``scale``."""
 
     partials: Sequence[Partial]
     scale: float
@@ -293,7 +293,7 @@ class _Sums(Row):
 
 
 def reduced_row(partials: Sequence[Partial], size: int) -> _Sums:
-    """A row from the blocks' parts, of ``size`` numbers."""
+    """A row of ``size`` numbers from the blocks' partial sums."""
     weight: Weight = 0.0
     for partial in partials:
         weight = weight + partial.weight
@@ -314,7 +314,7 @@ class _Product:
         self._job = job
         self._counted, self._rows = _delivered(job.weights, blocks)
         count = len(job.models)
-        self._last: NDArray[np.float64] = np.zeros((count, 0))  # running statistics, other weights count
+        self._last: NDArray[np.float64] = np.zeros((count, 0))  # running statistics have other weights
         self._clients: NDArray[np.float64] = np.zeros(count)
         if job.kept is not None and job.statistics:
             both = [w + k for w, k in zip(job.weights, job.kept, strict=True)]
@@ -324,7 +324,7 @@ class _Product:
         self._end = _length(job.shared) - self._last.shape[1]
 
     def rows(self) -> list[Row]:
-        """What is known of them before their sums."""
+        """The weights of the rows, which are known before the sums."""
         keep, statistics = self._job.keep, self._job.statistics
         return [
             Row(float(weight), float(kept), float(kept - own), statistics, bool(weight))
@@ -345,17 +345,17 @@ class _Product:
 
 
 class _Ruled:
-    """A row by an aggregation rule, from the rows of the clients that count in it.
+    """A row by an aggregation rule, from the trained rows of the clients that have a nonzero weight in it.
 
     Args:
-        job: what was asked.
-        rule: what reduces them.
+        job: the job.
+        rule: reduces the clients' rows.
         weights: for each block its part of this row of A, ``(1, B)``.
         blocks: their trained rows, each ``(B, S)``.
         model: the old model ``(P,)``.
 
     Attributes:
-        row: what is known of it before its numbers: the weight of the clients counts at the GPS.
+        row: its weight, known before the parameters; at the GPS the total weight of the clients counts.
     """
 
     def __init__(
@@ -376,11 +376,11 @@ class _Ruled:
             self._reweigh()
 
     def _reweigh(self) -> None:
-        """The first stage: other weights, and only the rows that count with them."""
+        """The first stage of the rule: replace the weights, and keep only rows with a nonzero weight."""
         gram, weights = self._gram(), np.zeros(len(self._weights))
         finite = np.isfinite(gram.diagonal())
         finite &= np.isfinite(_columns(self._rows, slice(self._end, None))).all(axis=1)
-        if not finite.any():  # as of any mean, the result is not finite
+        if not finite.any():  # the result is not finite, like that of a mean
             return
         found = self._rule.reweigh(gram[np.ix_(finite, finite)], self._weights[finite])
         weights[finite], self._kept = _checked_weights(self._rule, found, int(finite.sum()))
@@ -389,8 +389,8 @@ class _Ruled:
         self._weights, self._rows = weights[count], [each[i] for i in count.tolist()]
 
     def _gram(self) -> NDArray[np.float64]:
-        """Inner products of the updates ``(m, m)``: of one piece after another, with one thread each, so that
-        they are summed in the same order on any machine.
+        """Inner products of the updates ``(m, m)``, computed piece by piece with one thread per piece, so
+        that the order of summation is the same on any machine.
         """
         from rayfl.linalg import one_thread  # deferred: it imports SciPy, which few rules need
 
@@ -413,7 +413,7 @@ class _Ruled:
         return gram
 
     def piece(self, place: slice) -> NDArray[np.float64]:
-        """The new numbers at a place."""
+        """The new parameters at a place."""
         found = np.empty(place.stop - place.start)
         if not len(self._weights):  # the old model has all the weight
             found[:] = self._old[place]
@@ -444,7 +444,7 @@ class _Ruled:
 
 
 def _parts(place: slice) -> Iterator[slice]:
-    """A place in parts of so many columns as are made at once."""
+    """Cut a place into parts of at most :data:`_COLUMNS` columns."""
     for first in range(place.start, place.stop, _COLUMNS):
         yield slice(first, min(first + _COLUMNS, place.stop))
 
@@ -452,15 +452,15 @@ def _parts(place: slice) -> Iterator[slice]:
 def _range(
     values: NDArray[np.float64], old: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The least and the largest of the clients' and the old values, NaN aside."""
+    """The minimum and maximum of the clients' and the old values, ignoring NaN."""
     return np.fmin(np.fmin.reduce(values, axis=0), old), np.fmax(np.fmax.reduce(values, axis=0), old)
 
 
 def _checked_weights(rule: Aggregation, found: Any, count: int) -> tuple[NDArray[np.float64], float]:
-    """What a rule's first stage has returned for this many clients.
+    """Check what a rule's first stage returned: weights of ``count`` clients, and that of the old model.
 
     Raises:
-        ConfigError: if these are not weights, and the weight of the old model.
+        ConfigError: if these have another type or shape, or are no valid weights.
     """
     where, expected = f"{rule.name}.reweigh", f"expected weights ({count},) and that of the old model"
     if not isinstance(found, tuple) or len(found) != 2:
@@ -480,17 +480,17 @@ def _threads(size: int) -> int:
 
 
 def every_piece(size: int, do: Callable[[int, slice], None]) -> None:
-    """Do something for each piece of a vector, whose order does not matter: its number, and its place.
+    """Call a function for each piece of a vector, in any order.
 
     Args:
-        size: of the vector; if it is large, in several threads (the client actors have no work meanwhile).
-        do: what.
+        size: of the vector; if it is large, several threads are used (the client actors are idle meanwhile).
+        do: called with the number and the place of each piece.
     """
     every_place([slice(start, min(start + PIECE, size)) for start in range(0, size, PIECE)], do)
 
 
 def every_place(places: Sequence[slice], do: Callable[[int, slice], None]) -> None:
-    """The same at places of one's own."""
+    """As :func:`every_piece`, for given places."""
     size = places[-1].stop if places else 0
     if size < LARGE:
         for number, place in enumerate(places):
@@ -517,8 +517,8 @@ def _delivered(
     by: Sequence[NDArray[np.float64]] | None = None,
 ) -> tuple[NDArray[np.float64], list[NDArray[np.float32]]]:
     """Weights ``(R, m)`` and rows of the clients with a nonzero weight (selected by ``by`` if given). Rows of
-    failed clients may contain NaN and are dropped, since 0 * NaN is NaN. What is left are views ``(n, S)``,
-    one for each block without failures.
+    failed clients may contain NaN and are dropped, since 0 * NaN is NaN. The rows are views ``(n, S)``: one
+    for each block that is used as a whole, otherwise one per row.
     """
     used = [part.any(axis=0) for part in by or weights]
     counted = np.concatenate([part[:, u] for part, u in zip(weights, used, strict=True)], axis=1)
@@ -550,7 +550,7 @@ class _OwnStep(NamedTuple):
 def _own_step(
     optimizer: Optimizer | None, objects: Objects, place: int, model: int, memory: int
 ) -> _OwnStep | None:
-    """That of the model at a place in the optimizer, whose memory has this number."""
+    """The server step of the model at ``place`` in the optimizer; its memory has the number ``memory``."""
     if optimizer is None:
         return None
     clients, members = int(optimizer.clients[place]), int(optimizer.members[place])
@@ -558,20 +558,20 @@ def _own_step(
 
 
 class _Next:
-    """A model of the next round, made of the pieces of its row; where the weight is zero the old numbers
-    stay.
+    """A model of the next round, built from the pieces of its row. Parameters with zero weight keep their old
+    values.
 
-    Nothing else of the model's size is made, but for a server step (which sees all numbers at once) and for
-    what the GPS gets.
+    No other array of the model's size is allocated, except for a server step (which needs all parameters at
+    the same time) and for what the GPS receives.
 
     Args:
-        job: what was asked.
+        job: the job.
         model: the old model ``(P,)``.
         row: its row of ``A W``.
         own: the server step, if any.
 
     Attributes:
-        trained: whether any client has; if not, pieces need not be taken.
+        trained: whether any client contributes; if not, pieces need not be taken.
     """
 
     def __init__(
@@ -587,7 +587,7 @@ class _Next:
         self._totals = np.empty(self._size) if job.common else None
 
     def take(self, place: slice, total: NDArray[np.float64]) -> None:
-        """A piece of the row, which may be changed."""
+        """Store a piece of the row, given its sums ``total``, which may be changed in place."""
         parts = _within(self._job.shared, place)
         old = _take(self._model, parts)
         if self._row.keep or self._job.updates:
@@ -602,7 +602,7 @@ class _Next:
         self._store(place, averages, total)
 
     def put(self, place: slice, averages: NDArray[np.float64]) -> None:
-        """A piece of the row that is averaged already."""
+        """Store a piece of the row that is already averaged."""
         self._store(place, averages, averages * self._weight)
 
     def _store(self, place: slice, averages: NDArray[np.float64], total: NDArray[np.float64]) -> None:
@@ -614,7 +614,7 @@ class _Next:
             self._totals[place] = total
 
     def _kept(self, place: slice) -> float | NDArray[np.float64]:
-        """The weight of the old model in a piece; updates are added to all of it."""
+        """The weight of the old model in a piece; updates of clients are added to the whole old model."""
         row, statistics = self._row, self._size - self._row.statistics
         keep: Weight = row.keep
         if self._job.updates:
@@ -654,7 +654,7 @@ class _Next:
         return _take(full, self._job.common)
 
     def _squares(self) -> NDArray[np.float64]:
-        """See :attr:`Reduced.squares`; what clients do not share has not moved."""
+        """See :attr:`Reduced.squares`; parameters that clients do not share have not changed."""
         if not self._job.needs_norm:
             return np.full(1, math.nan)
         statistics = _within(self._job.shared, slice(self._size - self._row.statistics, self._size))
@@ -715,8 +715,8 @@ def merge(partials: Sequence[Partial], weights: Sequence[Weight]) -> NDArray[np.
 
 
 def _places(shared: Segments) -> list[slice]:
-    """The places of the shared numbers of each piece of the model: products and rules see the same columns
-    together however the model is cut into shards, since the last bit of a product depends on that."""
+    """The places of the shared parameters of each piece of the model. Products and rules process these pieces
+    however the model is sharded, since the last bit of a product depends on the columns computed together."""
     found, at = dict[int, slice](), 0
     for a, b in shared:
         for piece in range(a // PIECE, -(-b // PIECE)):
@@ -733,12 +733,12 @@ def _length(segments: Segments) -> int:
 def _where_any(
     totals: NDArray[np.float64], averages: NDArray[np.float64], weight: Weight
 ) -> NDArray[np.float64]:
-    """The sums; of numbers with a weight of their own, the average where that is zero."""
+    """The sums; if each parameter has its own weight, the averages where that weight is zero."""
     return np.where(weight > 0, totals, averages) if isinstance(weight, np.ndarray) else totals
 
 
 def _within(segments: Segments, place: slice) -> Segments:
-    """Where the numbers at a place among those that the segments cover lie in the model."""
+    """The ranges of the model that correspond to a place in the concatenated segments."""
     found, at = [], 0
     for a, b in segments:
         first, last = max(place.start - at, 0), min(place.stop - at, b - a)

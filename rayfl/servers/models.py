@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a round is cut: its clients into blocks, the unit of scheduling, sums into a tree, and models into
+    """How a round is divided: clients into blocks (the unit of scheduling), sums into a tree, and models into
     shards.
 
     Attributes:
@@ -37,7 +37,7 @@ class Blocks:
         clients_per_actor: if given, clients are pinned to actors, this many to each.
         fan_in: the sums of this many blocks are added before they are sent on, and so on in a tree; None: the
             LPS adds the sums of all blocks.
-        shards: of a model, at most.
+        shards: maximum number of shards of a model.
     """
 
     size: Callable[[int], int]
@@ -53,7 +53,7 @@ class Servers:
     ``k E + e`` of :attr:`models`, and clients use the one at their edge.
 
     Args:
-        backend: who does the work.
+        backend: executes the work.
         spec: the model's flat layout.
         federation: the clients' parts of the data; :attr:`federation` is replaced in every stage.
         blocks: how clients are cut into blocks.
@@ -80,14 +80,14 @@ class Servers:
         self.edges = edges if edges is not None and edges.any() else None
         self.places = 1 if self.edges is None else int(self.edges.max()) + 1  # E
         self.models: list[Ref] = []
-        self.mixtures: tuple[Mixture, ...] = ()  # of them, numbered after them (:meth:`serving`)
+        self.mixtures: tuple[Mixture, ...] = ()  # numbered after the models, see :meth:`serving`
         self.vectors: list[Ref] = []  # the vector of the local objective for each model, if it has one
         self.memories: list[Ref] = []  # the memory (V, n) of a server step for each model
         # The weight that took part in each model since its last global step: (layers, K, 1), or
         # (layers, K, P) if clients leave parameters out of the average; empty for methods without a GPS.
         self.gathered: NDArray[np.float64] = np.zeros((0, 0, 1))
         self.states, self.updates = ClientStates(), ClientStates()
-        self.graph: tuple[Federation, Graph] | None = None  # the test data of the clients, and their stage
+        self.graph: tuple[Federation, Graph] | None = None  # data, and the graph of its clients
         self.plans: dict[str, Kept[EvaluationPlan]] = {}  # the latest test of clients, by the data tested on
         self._members: Kept[NDArray[np.int64]] = Kept()
         self._everywhere: Kept[NDArray[np.int64]] = Kept()
@@ -97,7 +97,7 @@ class Servers:
         return Joined.of([self.backend.put(shard) for shard in (ranges or self.ranges).split(values)])
 
     def lps(self, number: int, shard: int) -> int:
-        """The number of the LPS for a shard of a model, or of a few models, of this number."""
+        """The number of the LPS for a shard of a model, or of a group of models, with this number."""
         return number * len(self.ranges) + shard
 
     def begin(self, models: Sequence[Ref]) -> None:
@@ -115,11 +115,11 @@ class Servers:
         return self._everywhere.of(lambda: self.at(assignment, np.arange(len(assignment))), assignment)
 
     def serving(self, served: Served, clients: NDArray[np.int64]) -> tuple[Servers, NDArray[np.int64]]:
-        """These servers with the mixtures that they serve to ``clients`` ``(n,)``, and the index of what each
-        receives ``(n,)``: models at its edge come first, mixtures of them after the models.
+        """These servers with the mixtures that they serve to ``clients`` ``(n,)``, and the index of the model
+        or mixture that each client receives ``(n,)``; mixtures are numbered after the models.
 
         Args:
-            served: to each ``(n,)`` or ``(n, K)``.
+            served: the model, or mixture, of each client ``(n,)`` or ``(n, K)``.
             clients: ids.
         """
         if not isinstance(served, sp.csr_array):
@@ -143,8 +143,8 @@ class Servers:
         return servers, found
 
     def weights(self, served: Served, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The weight of each model ``(L,)``, if clients give theirs, ``sizes`` ``(N,)``, to the models that
-        they use.
+        """The weight of each model ``(L,)``, if every client gives its weight, ``sizes`` ``(N,)``, to the
+        models that it uses.
         """
         servers, used = self.serving(served, np.arange(len(sizes)))
         count = len(self.models) + len(servers.mixtures)
@@ -154,7 +154,7 @@ class Servers:
         return found[: len(self.models)]
 
     def sent(self, numbers: Iterable[int]) -> dict[Key, Ref]:
-        """The models with these numbers by reference, and of mixtures those that they are made of."""
+        """The models with these numbers, by reference; for mixtures, also the models that they consist of."""
         found: dict[Key, Ref] = {}
         for number in numbers:
             if number < len(self.models):

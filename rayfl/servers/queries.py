@@ -53,11 +53,11 @@ class ClientQueries:
     run, and for clustering without training.
 
     Attributes:
-        config: the run's config; its algorithm says how clients train if a query needs training.
+        config: the run's config; its algorithm specifies how clients train if a query needs training.
         servers: the models and the clients' latest updates.
         stages: the clients' data, one stage per event, up to now.
         state: of the servers; its round is the next one.
-        account: called with what is sent.
+        account: called with each transfer, for the ledger.
         tell: called with a line about clients without a signature, if they are tolerated.
     """
 
@@ -87,7 +87,7 @@ class ClientQueries:
         return testing.losses(self.servers, clients, *self._samples(split))
 
     def samples_by_model(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.int64]:
-        """How many samples in a part of each client's data each model fits best ``(n, K)``.
+        """For each client and model, how many samples in a split the model fits best ``(n, K)``.
 
         Each client downloads all models and sends K numbers.
         """
@@ -98,7 +98,7 @@ class ClientQueries:
         return found
 
     def _samples(self, split: Split) -> tuple[Ragged, Part]:
-        """The samples of all clients in a part of their data, and where these lie."""
+        """The samples of all clients in a split, and the part of the data that contains them."""
         ids = {
             "train": self.federation.train,
             "validation": self.federation.validation,
@@ -199,15 +199,15 @@ class ClientQueries:
         known: NDArray[np.int64] | None = None,
         has_feature_map: bool | NDArray[np.bool_] = False,
     ) -> SignatureRequest:
-        """A request for signatures of the current data, or of the stages in which they were sent."""
+        """A request for signatures; those sent earlier (``known``) describe the data of their stage."""
         known = np.full(len(clients), -1) if known is None else known
         begun = np.array([stage.round for stage in self.stages])
         sends, now = known < 0, len(self.stages) - 1
         stages = np.where(sends, now, np.maximum(0, np.searchsorted(begun, known, "right") - 1))
         present, received = self.federation.sizes[clients] > 0, None
         if clustering.signature.needs_exchange and not present.all():
-            # A client that sent its signature later had received the earlier ones; so for two absent clients,
-            # one had.
+            # A client that sent its signature later had received the earlier ones; so of two absent clients,
+            # at least one has the signature of the other.
             active = np.array([stage.active[clients] for stage in self.stages])
             when = np.where(sends, self.state.round, known)
             received = (when[:, None] > when) | active[stages].T
@@ -215,10 +215,10 @@ class ClientQueries:
         return SignatureRequest(clustering, clients, stages, sends, present, served, received)
 
     def _signatures(self, request: SignatureRequest) -> Signatures:
-        """The signatures of all clients that have one; clients without one are left out if so many may fail.
+        """The signatures of all clients that have one; clients without one are left out.
 
         Raises:
-            RayflError: the first failure, if there are more than that.
+            RayflError: the first failure, if more clients fail than may, or all do.
         """
         failures: dict[int, RayflError] = {}
         while True:
@@ -268,7 +268,7 @@ class ClientQueries:
         return Signatures(request, jobs, refs, floats, fitted.floats, failures)
 
     def _relations(self, found: Signatures) -> list[Ref]:
-        """The second step of an exchange: every client receives all signatures, and answers with a row."""
+        """The second step of an exchange: every client receives all signatures and returns a row."""
         everyone: dict[Key, Ref] = {("signatures", block): ref for block, ref in enumerate(found.refs)}
         tasks = [Task("relations", job, everyone, (RELATIONS,), self._cost(job)) for job in found.jobs]
         return [done.refs[RELATIONS] for done in self.servers.backend.run_in_order(tasks)]
@@ -287,9 +287,7 @@ class ClientQueries:
             self.account(transfer)
 
     def _round(self, number: int) -> Round:
-        """A round in which clients train as in this one (after the last round, as in that); nothing is
-        averaged.
-        """
+        """A round without averaging, with the local work of round ``number`` (at most the last round)."""
         state = replace(self.state, round=min(number, self.config.rounds - 1))
         work = self.config.algorithm.work(self._setup, state)
         return Round.without_clients(work, number, len(self.stages) - 1, self.config.order)
@@ -323,7 +321,7 @@ class ClientQueries:
             tile = self.servers.backend.get(done.refs[RESULT])
             found[rows, columns] = tile
             found[columns, rows] = tile.T
-        return np.triu(found) + np.triu(found, 1).T  # a product's two halves may round differently
+        return np.triu(found) + np.triu(found, 1).T  # the two triangles may be rounded differently
 
     def sketches(self, clients: NDArray[np.int64], size: int) -> NDArray[np.float32]:
         """Sketches of the clients' latest updates ``(n, size)``."""
@@ -334,7 +332,7 @@ class ClientQueries:
     ) -> NDArray[np.float32]:
         """Sketches ``(n, size)`` of the updates that clients would make from these models.
 
-        Every client downloads its model and sends its update, of which the server takes the sketch.
+        Every client downloads its model and sends its update; the servers compute the sketches.
         """
         updates = testing.adapt(self.servers, self._round(self.state.round), clients, models, on=()).updates
         sent = 4 * self.servers.spec.P * len(clients)

@@ -45,7 +45,7 @@ MOST_CLASSES = 100
 """With more classes than this there is no ``labels.csv``."""
 
 _LONG = 1 << 20
-"""Characters of the timeline from which on ``clusters.json`` is not written with each new entry."""
+"""If the timeline has more characters, ``clusters.json`` is not written with each new entry."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Records:
         self._tables: dict[str, GrowingTable] = {}
         """The files that grow by some rows a round."""
         self._labelled: Federation | None = None
-        """The federation of which ``labels.csv`` tells."""
+        """The federation that ``labels.csv`` describes."""
 
     def start(self) -> None:
         """Write the tables as they are before the first round, or as restored from a checkpoint."""
@@ -128,7 +128,7 @@ class Records:
     def entered(self) -> None:
         """Switch to the federation of another stage, whose planted groups may differ.
 
-        Best and last accuracies start again, because those before were of other clients or on other data.
+        Best and last accuracies are reset, because the earlier ones are of other clients or on other data.
         """
         self._forget()
         self._write_clusters()
@@ -194,14 +194,14 @@ class Records:
         self.ledger = self.ledger.add(*transfers)
 
     def clusters(self, state: ServerState, facts: Mapping[str, Any], after: bool = False) -> dict[str, Any]:
-        """Record new clusters and how they were found, unless they are those of the last entry and nothing
-        else is known of them: methods such as FedSoft look for clusters in every round.
+        """Record new clusters and how they were found. Clusters without ``facts`` that equal the last entry
+        are skipped: methods such as FedSoft look for clusters in every round.
 
         Args:
             state: with the new clusters.
             facts: how they were found.
-            after: whether they were found at the end of a round (already counted in ``state``) and not before
-                the next one.
+            after: whether they were found at the end of a round (``state.round`` already counts it) and not
+                before the next one.
         """
         entry = {
             "round": state.round - after,
@@ -339,7 +339,8 @@ class Records:
             state: after the round, with the clusters of the clients.
             who: the clients tested ``(n,)``.
             scores: their tests ``(n,)``.
-            weights: the share of all clients that each represents ``(n,)``; the metrics are then estimates.
+            weights: the share of all clients that each tested client represents ``(n,)``; the metrics are
+                then estimates.
 
         Returns:
             The columns of ``rounds.csv`` about tests.
@@ -483,15 +484,15 @@ class Records:
 
     @property
     def _last_round(self) -> int | None:
-        """The last round that the files tell of."""
+        """The last round in the files; None if there is none yet."""
         return self.rounds[-1]["round"] if self.rounds else None
 
     def _extend(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         self._tables[name] = self._tables[name].extended(rows)
 
     def _write_diagnostics(self, new: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows to ``diagnostics.csv``; with the first row that has another column it is written as a
-        whole, so there is none if the method reports nothing.
+        """Add rows to ``diagnostics.csv``. If a row has a new column, the whole file is written again; if the
+        method reports nothing, there is no file.
         """
         table = self._tables.get("diagnostics")
         known = () if table is None else table.columns
@@ -502,15 +503,15 @@ class Records:
             self._tables["diagnostics"] = table.extended(new)
 
     def write_tables(self, state: ServerState) -> None:
-        """``clients.csv``, which tells of every client's last test: O(N), so only when a run ends or stops.
+        """Write ``clients.csv`` (every client's last test) when a run ends or stops, since this takes O(N).
 
-        The files that grow round by round are completed, and hold nothing of a round that was taken back.
+        The files that grow round by round are completed; rows of a round that was rolled back are removed.
         """
         import pandas as pd
 
         self._write_clusters()  # the file may have rows of a round that was rolled back
         self._extend("communication", self.ledger.rows(after=self._last_round))
-        # A round that was taken back may have written it with other columns.
+        # A round that was rolled back may have written it with other columns.
         self._tables.pop("diagnostics", None)
         self._write_diagnostics(self.diagnostics)
         for table in self._tables.values():
@@ -554,7 +555,7 @@ class Records:
         return {**columns, **self._facts}
 
     def _write_labels(self) -> None:
-        """``labels.csv``, unless it tells of this federation already: it changes only with an event."""
+        """Write ``labels.csv``, unless it already describes this federation, which only events change."""
         samples = self.federation.samples
         if self._labelled is self.federation or samples.classes > MOST_CLASSES:
             return
@@ -575,11 +576,11 @@ class Records:
             yield frame
 
     def _write_clusters(self, grown: bool = False) -> None:
-        """``clusters.json``: as a whole, since it is one object, but only new entries become text.
+        """Write all of ``clusters.json``, since it is one object; only new entries are converted to text.
 
         Args:
-            grown: whether there is just one more entry. A long file is then written only when it has grown
-                by an eighth: all writing together would grow with the square of the rounds. When a run ends
+            grown: whether only one entry was added. A long file is then written only if it has grown by an
+                eighth; otherwise the total cost would be quadratic in the number of rounds. When a run ends,
                 the file is complete.
         """
         groups, names = self.federation.groups, self.federation.names

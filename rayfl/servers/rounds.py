@@ -99,8 +99,8 @@ class Round:
         stage: the federation's stage.
         local, order: the local objective, and the order of samples.
         aggregation: the rule that turns clients' models into one.
-        assignment: the model of each client ``(N,)``; for objectives with vectors at the servers, and those
-            whose average includes absent clients.
+        assignment: the model of each client ``(N,)``; needed for server steps, and for objectives with
+            vectors at the servers or whose average includes absent clients.
         reports: additional reports of the clients, by name.
         mix: computes A from the reports, if it is not known before training.
         updates: whether the servers keep the clients' updates.
@@ -108,7 +108,7 @@ class Round:
         step: what the GPS averages over the LPSs; None for methods without a GPS.
         training: what servers do with their models after all averages, by reference; None for nothing.
         test: how clients test what they have trained, if they do.
-        stateless: whether nothing that clients keep between rounds is used, as if none had ever taken part.
+        stateless: whether to ignore the clients' states, as if no client had ever taken part.
     """
 
     round: int
@@ -147,7 +147,8 @@ class Round:
 def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: None) -> RoundReport:
     """Train the cohort and set the models to ``A W``.
 
-    If it raises or is interrupted, models and states are those before the round.
+    If it raises or is interrupted while clients train, models and states are those before the round; after
+    later errors the caller must restore them (:meth:`Servers.snapshot`).
 
     Raises:
         ClientError: if more than ``tolerate`` clients failed: the first of them.
@@ -264,7 +265,8 @@ def _train_models(servers: Servers, this_round: Round, weights: sp.csr_array, re
 def _trained_blocks(
     servers: Servers, tasks: Sequence[Task], groups: Sequence[slice], sums: Arriving, progress: Progress
 ) -> list[Done]:
-    """The blocks trained, in their order, without their sums; those of a group are those of its first block.
+    """Train the blocks; returns their results in order, without the sums, which ``sums`` takes. The sums of a
+    group arrive as those of its first block.
 
     Raises:
         ClientError: if more than ``tolerate`` clients failed: the first of them.
@@ -333,7 +335,7 @@ def _combined_reports(
             blocks = [done.refs["report", name] for done in trained]
             whole = servers.backend.get(servers.backend.call(_combined, asked.ref, *blocks))
             if failed.any():
-                whole = np.array(whole)  # what the object store gives is read-only
+                whole = np.array(whole)  # arrays from the object store are read-only
                 whole[failed] = np.nan
             found[name] = whole
         else:
@@ -352,7 +354,7 @@ def _optimizer_of(servers: Servers, this_round: Round, failures: Mapping[int, st
 
 
 def _at_edges(servers: Servers, this_round: Round) -> Round:
-    """The round with the positions of models at edges in place of their numbers, but for the start models."""
+    """The round with model numbers, except those of the start models, replaced by positions at the edges."""
     if servers.edges is None:
         return this_round
     plan, assignment, mixing = this_round.plan, this_round.assignment, this_round.mixing
@@ -389,8 +391,8 @@ def _learned(servers: Servers, facts: Sequence[Ref]) -> dict[int, Reduced]:
 
 
 def _absent(servers: Servers, this_round: Round, failures: Mapping[int, str]) -> NDArray[np.int64] | None:
-    """How many clients of each model took part earlier but not in this round ``(K,)``; None if they do not
-    count.
+    """How many clients of each model took part earlier but not in this round ``(K,)``; None if the local
+    objective does not count them.
     """
     if not this_round.local.counts_absent:
         return None
@@ -409,7 +411,7 @@ def _task(
     start: NDArray[np.int64],
     part: BlockMixing | None,
 ) -> Task:
-    """The training of a block; ``start`` has the index of what each of its clients is served ``(B,)``."""
+    """The task that trains a block; ``start`` ``(B,)``: the model or mixture that each client starts from."""
     clients, pinned = this_round.plan.cohort[block], servers.blocks.clients_per_actor
     objects: dict[Key, Ref] = {}
     states: tuple[StateRow, ...] = ()
@@ -465,7 +467,7 @@ def _combined(report: ClientReport, *blocks: NDArray[np.floating]) -> NDArray[np
 
 
 def unadapted(text: str) -> str:
-    """What is said of a client that could not adapt its model, from the traceback."""
+    """The message about a client that could not adapt its model, from the traceback."""
     return f"failed as it adapted its model, and is tested without that: {text.strip().splitlines()[-1]}"
 
 

@@ -1,4 +1,4 @@
-"""Rows of clients in files that are written once and never changed: what a run keeps on disk between rounds.
+"""Client rows in files that are written once and never changed; a run keeps them on disk between rounds.
 
 A file is named after the SHA-256 of its content. Checkpoints name the files that belong to them; a file that
 no checkpoint needs any more is removed.
@@ -23,11 +23,11 @@ from rayfl.errors import Damaged, DiskError
 from rayfl.files import OnDisk
 
 WHOLE = 1 << 26
-"""Bytes of all rows up to which checkpoints hold copies of their own, so that one checkpoint may be damaged
-and the one before is not."""
+"""With at most this many bytes of rows, every checkpoint contains its own copy, so that damage to one
+checkpoint does not affect the others."""
 
 SIZE = 1 << 24
-"""Bytes of a file of rows, at most, unless a row has more."""
+"""Maximum bytes of a file of rows, unless a single row has more."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Shard:
     """A file of rows.
 
     Attributes:
-        rows: how many it has, those included that have become out of date.
-        bytes: its length.
-        sha256: of its content.
+        rows: number of rows, including rows that are out of date.
+        bytes: length of the file.
+        sha256: of the content.
     """
 
     rows: int
@@ -46,15 +46,15 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """The name of the file."""
         return f"{self.sha256[:40]}.npy"
 
 
 class Shards:
-    """The folder of these files.
+    """The folder of the files of client rows.
 
     Args:
-        folder: where it is; it is made when the first file is written.
+        folder: its path; the folder is created when the first file is written.
         budget: bytes of rows that may be in memory before they are written to files.
     """
 
@@ -63,11 +63,11 @@ class Shards:
         self.grown = True  # whether files may have been added since the last call of collect
 
     def path(self, shard: Shard) -> Path:
-        """Of the file."""
+        """The path of a file."""
         return self.folder / shard.name
 
     def write(self, rows: NDArray[np.float32]) -> Shard:
-        """Write rows ``(n, S)`` to a file; at the end it is on the disk, and a crash leaves no part of it.
+        """Write rows ``(n, S)`` to a file, durably and atomically.
 
         Raises:
             DiskError
@@ -89,10 +89,10 @@ class Shards:
         return shard
 
     def read(self, shard: Shard) -> NDArray[np.float32]:
-        """Its rows ``(n, S)``; those that are looked at are read.
+        """The rows ``(n, S)`` of a file, memory-mapped: only rows that are accessed are read.
 
         Raises:
-            Damaged: if that is not possible.
+            Damaged: if the file cannot be read.
         """
         rows: NDArray[np.float32] = OnDisk(self.path(shard)).read()
         return rows
@@ -112,7 +112,7 @@ class Shards:
             raise Damaged(f"{path}: damaged (states of clients are not what was written)")
 
     def collect(self, used: Collection[str]) -> None:
-        """Remove all files but those of these names; what cannot be removed is left to the next call.
+        """Remove all files except those named in ``used``; the next call tries again if that fails.
 
         On NFS a file that a process still reads is only renamed when it is removed, and the new name stays.
         """
@@ -154,7 +154,7 @@ class Stored:
 
 
 def header(array: NDArray[Any]) -> bytes:
-    """How an ``.npy`` file of an array of any shape begins."""
+    """The header of an ``.npy`` file that stores this array."""
     file = io.BytesIO()
     told = np.lib.format.header_data_from_array_1_0(array)  # type: ignore[no-untyped-call]
     np.lib.format.write_array_header_1_0(file, told)  # type: ignore[no-untyped-call]

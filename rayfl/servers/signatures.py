@@ -73,7 +73,7 @@ class Signatures:
     """The answer to a request, in blocks of clients.
 
     Attributes:
-        request: whose signatures.
+        request: the request that is answered.
         jobs: one per block.
         refs: the signatures of each block, by reference.
         floats: how many numbers each client sends ``(n,)``, without the clients that failed.
@@ -100,7 +100,7 @@ class Signatures:
         new, present = int(sends.sum()), int(self.request.present.sum())
         sent, everything = int(self.floats[sends].sum()), int(self.floats.sum())
         up, down = sent, self.map_floats * int((sends & ~self.request.has_feature_map).sum())
-        # These are computed from a model that the clients receive first
+        # Such signatures are computed from a model that the clients receive first
         if self.request.clustering.signature.trained:
             down += sent
         if exchanged:
@@ -123,7 +123,7 @@ class Grouping:
         groups: their planted groups ``(clients,)``, if known.
         seed: the run's seed.
         keep_distances: whether to return the distances and the tree too, if there are few enough clients.
-        map: how the map that otherwise replaces them is made.
+        map: how to make the map that otherwise replaces the distances.
     """
 
     clustering: Clustering
@@ -191,7 +191,7 @@ def cluster_relations(
 
 
 def _kept(backend: Backend, tasks: Sequence[Task]) -> list[Ref]:
-    """The results of calls on the client actors, in their order."""
+    """The results of calls on the client actors, in the order of the calls."""
     return [done.refs[RESULT] for done in backend.run_in_order(tasks)]
 
 

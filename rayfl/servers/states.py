@@ -5,9 +5,9 @@ The driver keeps (object, row) for every client. When most rows of the objects a
 with the fewest current rows are repacked, so that memory stays proportional to the number of clients with a
 state.
 
-Rows that take too much memory, or a checkpoint too much time, are written to files
-(:mod:`rayfl.servers.shards`), each row once. Inline the files then take the place of the objects; on Ray,
-whose object store goes to disk by itself, they are what checkpoints refer to.
+If rows need too much memory, or would make checkpoints slow, they are written to files
+(:mod:`rayfl.servers.shards`), each row once. With the inline backend the files then replace the objects.
+Ray's object store spills to disk itself, so there only checkpoints refer to the files.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PACK = 256
 """Clients in one object after packing, at most."""
 
 _HELD = 2
-"""Rows that are held per row in use, after packing."""
+"""After packing, at most this many rows are held per row in use."""
 
 SLACK = 32
-"""Packing begins where more are held than that, by one for this many in use: so that a few are copied often,
-and never many at once."""
+"""Packing begins when the rows held exceed that limit by one per this many rows in use, so that few rows are
+copied each time."""
 
 _FEW = 1 << 20
-"""Bytes of a file that is small: more than :data:`_SMALL_FILES` of these are made one."""
+"""Files of fewer bytes are small; if there are more than :data:`_SMALL_FILES` of them, they are merged."""
 
 _SMALL_FILES = 64
 
@@ -77,12 +77,12 @@ class ClientStates:
     """The state rows of all clients that have one; empty for methods without client state.
 
     Args:
-        shards: where rows go that take too much memory; None: nowhere.
+        shards: where to write rows that need too much memory; None: all rows stay in memory.
     """
 
     def __init__(self, shards: Shards | None = None) -> None:
         self._shards = shards
-        self._files: dict[int, Shard] = {}  # object -> the file that has it, too
+        self._files: dict[int, Shard] = {}  # object -> the file that also contains it
         self._width = 0  # S, once it is known
         self._objects: dict[int, Ref] = {}
         self._alive: dict[int, int] = {}  # object -> rows that are still the state of a client
@@ -174,7 +174,7 @@ class ClientStates:
         These come first because the fewest rows must be copied to free them.
 
         Raises:
-            Damaged, DiskError: if files that are replaced cannot be read, or others not be written.
+            Damaged, DiskError: if a file to be replaced cannot be read, or a new one cannot be written.
         """
         held, used = sum(self._rows.values()), self._count
         if held <= _HELD * used + max(PACK, used // SLACK):
@@ -193,7 +193,7 @@ class ClientStates:
             self.spill(backend)
 
     def _parts(self, backend: Backend, numbers: Iterable[int], most: int) -> Iterator[NDArray[np.int64]]:
-        """The clients of some objects ``(n,)``, a few megabytes of rows, and ``most`` clients, at a time."""
+        """Yield the clients ``(n,)`` of some objects; ``most``, or a few megabytes of rows, at a time."""
         numbers = list(numbers)
         clients = np.flatnonzero(np.isin(self._where[0], numbers))
         if not len(clients):
@@ -201,7 +201,7 @@ class ClientStates:
         for number in numbers:
             if number in self._files and isinstance(self._objects[number], OnDisk):
                 assert self._shards is not None
-                self._shards.verify(self._files[number])  # or damage would be written as if it were sound
+                self._shards.verify(self._files[number])  # otherwise damaged rows would get a valid hash
         if not self._width:
             self._width = int(backend.get(self.packed(backend, clients[:1])).shape[1])
         some = min(most, max(1, SIZE // (4 * self._width)))
@@ -209,7 +209,7 @@ class ClientStates:
             yield clients[start : start + some]
 
     def spill(self, backend: Backend) -> None:
-        """Write to files what is only in the memory of this process, if that is more than it may take.
+        """Write rows that are only in the memory of this process to files, if they exceed the budget.
 
         Raises:
             DiskError
@@ -220,7 +220,7 @@ class ClientStates:
                 self._store(backend)
 
     def _store(self, backend: Backend) -> None:
-        """Write all rows to files that are in none, and with them those of many small files."""
+        """Write all rows that are in no file yet to files, and merge small files if there are many."""
         assert self._shards is not None
         loose = self._objects.keys() - self._files.keys()
         small = [number for number, shard in self._files.items() if shard.bytes < _FEW]
@@ -244,8 +244,8 @@ class ClientStates:
         return backend.call(pack_rows, tuple(objects), rows, *objects.values())
 
     def save(self, backend: Backend) -> tuple[NDArray[np.int64], Rows, Stored | None]:
-        """All states for a checkpoint: client ids ``(n,)`` ascending, rows ``(n, S)``, and where these are if
-        they are in files: those that have changed are written.
+        """All states for a checkpoint: client ids ``(n,)`` ascending, rows ``(n, S)``, and where the rows are
+        if they are in files. Rows that have changed are written to files first.
 
         Raises:
             DiskError
@@ -271,7 +271,7 @@ class ClientStates:
         return clients, rows[:]
 
     def rows(self, backend: Backend) -> tuple[NDArray[np.int64], Rows]:
-        """The same, without holding all rows in this process at once."""
+        """As :meth:`fetch`, without holding all rows in this process at the same time."""
         clients = self.clients
 
         def read(start: int, stop: int) -> NDArray[np.float32]:
@@ -292,10 +292,10 @@ class ClientStates:
         """States from a checkpoint.
 
         Args:
-            backend: who shares them.
+            backend: shares the rows.
             clients: ids ``(n,)``.
             rows: ``(n, S)``.
-            stored: where these are, if they are in files.
+            stored: where the rows are, if they are in files.
             shards: as for the class.
         """
         states = cls(shards or (stored.shards if stored else None))

@@ -30,7 +30,7 @@ _MODELS = 8
 """Models that one task tests on the same samples, which are then read and scaled once for all of them."""
 
 _COMMON = 1 << 22
-"""Test samples of all models that are planned at a time, when each model is tested on the common samples."""
+"""Samples, counted for each model, that are planned at a time when all models see the same samples."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Passes:
     Attributes:
         losses: the sum over the predictions of each sample ``(n,)``.
         correct: right predictions ``(n,)``; None if only losses were asked for.
-        sums: further sums per sample ``(n, S)``; None likewise.
+        sums: further sums per sample ``(n, S)``; None if only losses were asked for.
     """
 
     losses: list[NDArray[np.float32]]
@@ -71,7 +71,7 @@ def evaluate(
     """
     who = np.arange(served.shape[0]) if clients is None else clients
     servers, assignment = _everywhere(servers, served, who)
-    # A client with personal layers has a model of its own, whatever it shares.
+    # With personal layers every client has a different model.
     own = bool(personal) or local.personal
     models = assignment if own else None
     if on == "common":
@@ -92,8 +92,8 @@ def evaluate(
 def _everywhere(
     servers: Servers, served: Served, who: NDArray[np.int64]
 ) -> tuple[Servers, NDArray[np.int64]]:
-    """The index of what each client uses at its edge ``(N,)``; of mixtures, only of clients ``who``
-    ``(n,)``.
+    """The servers, and the index of the model that each client uses at its edge ``(N,)``. With mixtures, only
+    the entries of clients ``who`` ``(n,)`` are set.
     """
     if isinstance(served, np.ndarray):
         return servers, servers.everywhere(served)
@@ -112,7 +112,7 @@ def local_losses(
     personal: Segments,
     local: LocalObjective,
 ) -> NDArray[np.float64]:
-    """Mean loss of what each client is served on samples of it.
+    """Mean loss of each client's model, or mixture, on samples of the client.
 
     Args:
         clients: ids ``(n,)``.
@@ -157,7 +157,7 @@ def losses(servers: Servers, clients: NDArray[np.int64], ids: Ragged, part: Part
 def samples_by_model(
     servers: Servers, clients: NDArray[np.int64], ids: Ragged, part: Part
 ) -> NDArray[np.int64]:
-    """How many samples of each client each model fits best, by the loss (ties: lowest number).
+    """For each client and model, how many samples the model fits best, by the loss (ties: lowest number).
 
     Args:
         clients, ids, part: as for :func:`losses`.
@@ -182,10 +182,10 @@ def _of_all_models(
 ) -> tuple[EvaluationPlan, list[list[NDArray[np.float32]]]]:
     """The losses of each of the K models at the edges of these clients on their samples.
 
-    All models see the same samples, so these are planned once, and read once by a task.
+    All models see the same samples, so these are planned once, and each task reads its samples once.
 
     Returns:
-        The plan of one model (at all edges), and for each model what its jobs found.
+        The plan of one model (at all edges), and for each model the losses of each job.
     """
     k, edges = len(servers.models) // servers.places, servers.at(np.zeros_like(clients), clients)
     plan = EvaluationPlan.of(edges, samples, servers.batch_size, batches=_PASSES)
@@ -216,7 +216,7 @@ def _passes(
     *,
     only_losses: bool = False,
 ) -> Passes:
-    """What each job of a plan found; with an ``assignment`` the models belong to clients."""
+    """Run the jobs of a plan; with an ``assignment`` ``(N,)`` each job's model belongs to a client."""
     layout, tasks = StateLayout.of(servers.spec, personal, local), []
     groups = _groups([job.samples for job in plan.jobs], _PASSES * servers.batch_size)
     for group in groups:
@@ -244,7 +244,7 @@ class Adapted:
     """Clients that have adapted the models that they were given.
 
     Attributes:
-        scores: the tests ``(n,)``; of clients that failed, those of the model that they were given.
+        scores: the tests ``(n,)``; for clients that failed, tests of the model that they were given.
         updates: the updates in blocks: positions in the clients, and the rows ``(B, P)`` by reference.
         failures: client id -> traceback.
     """
@@ -320,7 +320,7 @@ def adapted_models(
 ) -> NDArray[np.float32]:
     """The models ``(n, P)`` that :func:`adapt` tests, of the ``wanted`` clients.
 
-    Clients train in the same blocks as there, because the last bit of a result may depend on the block.
+    Clients train in the same blocks as in :func:`adapt`, since the last bit of a result may depend on them.
     """
     blocks, tasks = _adapting(servers, this_round, clients, models)
     places = np.searchsorted(clients, wanted)
@@ -342,8 +342,8 @@ def _adapting(
     served: Served,
     on: Sequence[TestedOn] | None = None,
 ) -> tuple[list[slice], list[Task]]:
-    """The blocks in which clients adapt these models, and the task of each block: test ``on`` these data, or,
-    without it, return the model.
+    """The blocks in which clients adapt these models, and the task of each block, which tests the adapted
+    models on the data ``on``, or returns the models if ``on`` is None.
     """
     size, layout = servers.blocks.size(len(clients)), this_round.layout(servers.spec)
     servers, models = servers.serving(served, clients)
@@ -412,8 +412,8 @@ def _needed(
 
 
 def _groups(samples: Sequence[NDArray[np.int32]], limit: int) -> list[list[int]]:
-    """Which jobs are one task: those of the same samples, :data:`_MODELS` at a time; of the others
-    consecutive ones with at most ``limit`` samples."""
+    """Group jobs into tasks: jobs on the same samples, :data:`_MODELS` at a time; of the others, consecutive
+    jobs with at most ``limit`` samples."""
     same: dict[bytes, list[int]] = {}
     for i, ids in enumerate(samples):
         same.setdefault(ids.tobytes(), []).append(i)

@@ -4,10 +4,10 @@
 
 runs ``run_ifca_experiment`` and ``run_fesem_experiment`` of ``cfla/experiments/scripts`` as they are, and
 prints the mean and the standard deviation of the clients' accuracy after the last round, as in CFLA's table.
-The file holds ``x_train`` (n, 28, 28), ``y_train``, ``x_test`` and ``y_test``, as rayfl keeps it in
+The file contains ``x_train`` (n, 28, 28), ``y_train``, ``x_test`` and ``y_test``, as rayfl keeps it in
 ``$RAYFL_DATA``.
 
-``--starts different`` gives each cluster a random model of its own to start from; CFLA starts all from one.
+``--starts different`` starts each cluster from a different random model; CFLA starts all from the same one.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""FedAvg in FedJAX, as its EMNIST example has it: a Haiku network, ``fed_avg`` and a client sampler.
+"""FedAvg in FedJAX, as in its EMNIST example: a Haiku network, ``fed_avg`` and a client sampler.
 
 After ``examples/emnist_fed_avg.py`` of https://github.com/google/fedjax. FedJAX 0.0.17 was written for an
-older JAX: the names that JAX has removed since are put back below, and nothing else is changed.
+older JAX: names that JAX has removed since then are restored below, and nothing else is changed.
 """
 
 import functools

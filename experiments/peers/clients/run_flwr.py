@@ -1,4 +1,4 @@
-"""FedAvg in Flower's simulation engine, as its PyTorch quickstart has it.
+"""FedAvg in Flower's simulation engine, as in its PyTorch quickstart.
 
 After https://flower.ai/docs/framework/tutorial-quickstart-pytorch.html: a ``ClientApp`` that trains the
 received weights and replies with its own, and a ``ServerApp`` with the strategy ``FedAvg``.
@@ -76,7 +76,7 @@ def main(grid: Grid, context: Context) -> None:
 
 if __name__ == "__main__":
     os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))
-    import run_flwr  # Ray's workers import the app, as that of a package
+    import run_flwr  # Ray's workers import the app from this module
 
     run_simulation(
         run_flwr.server_app,

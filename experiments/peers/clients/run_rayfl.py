@@ -1,4 +1,4 @@
-"""FedAvg in rayfl on Ray, with networks and data of the user's own."""
+"""FedAvg in rayfl on Ray, with the user's own networks and data."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ def arrays():
 
 
 class Words(Model):
-    """The transformer: rayfl has none, and has to know that it takes words."""
+    """The transformer, which rayfl does not have; ``tokens`` tells rayfl that it takes words."""
 
     name: Literal["words"] = "words"
     tokens: ClassVar[bool] = True

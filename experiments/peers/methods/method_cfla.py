@@ -35,7 +35,7 @@ class Network(torch.nn.Module):
 
 
 def models():
-    """Those from which the clusters start."""
+    """The models from which the clusters start."""
     found = []
     for row in task.starts():
         found.append(Network())

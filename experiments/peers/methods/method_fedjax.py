@@ -5,7 +5,7 @@ import sys
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path[:0] = [HERE, os.path.join(HERE, "clients")]
-import run_fedjax  # first: it puts back what JAX has removed  # noqa: I001
+import run_fedjax  # first: it restores names that JAX has removed  # noqa: I001
 import fedjax
 import jax.numpy as jnp
 import numpy as np

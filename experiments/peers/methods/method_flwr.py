@@ -75,7 +75,7 @@ def main(grid, context):
 
 if __name__ == "__main__":
     os.environ["PYTHONPATH"] = os.path.dirname(os.path.abspath(__file__))
-    import method_flwr  # Ray's workers import the app, as that of a package
+    import method_flwr  # Ray's workers import the app from this module
 
     run_simulation(
         method_flwr.server_app,

@@ -21,7 +21,7 @@ def main():
     if task.method == "fedprox":
         run_pfl.main(FedProx, functools.partial(FedProxParams, mu=s["mu"]))
     elif task.method == "scaffold":
-        # pfl 0.6 reads states by torch.load, which takes known classes only since PyTorch 2.6.
+        # pfl 0.6 reads states by torch.load, which since PyTorch 2.6 accepts only known classes.
         torch.serialization.add_safe_globals([MappedVectorStatistics])
         params = functools.partial(
             SCAFFOLDParams,

@@ -1,4 +1,4 @@
-"""The methods as their papers have them, in a plain loop: what the systems are compared with.
+"""The methods as in their papers, in a plain loop with which the systems are compared.
 
 FedProx: Li et al., MLSys 2020, Algorithm 2. SCAFFOLD: Karimireddy et al., ICML 2020, Algorithm 1, option II.
 FedNova: Wang et al., NeurIPS 2020, Equation 7. FedAvgM: Hsu et al., 2019. FedAdam: Reddi et al., ICLR 2021,
@@ -6,7 +6,7 @@ Algorithm 2, with ``v = tau^2`` before the first round. IFCA: Ghosh et al., Neur
 averaging, weighted by n_i. FeSEM: Xie et al., 2021, Algorithm 1, weighted by n_i; its first centers, which
 the paper leaves open, are those of the best k-means of the first round's models.
 
-``PEERS_VARIANT`` changes one thing, to show that it is what a system differs by (``agree.WHY``).
+``PEERS_VARIANT`` changes one step, to show that this change explains how a system differs (``agree.WHY``).
 """
 
 import itertools
