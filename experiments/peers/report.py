@@ -62,6 +62,7 @@ def markdown(rows: Sequence[Row]) -> str:
     load = statistics.median(row["load"] for row in rows)
     commits = ", ".join(sorted({row["commit"] for row in rows if row.get("commit")}))
     repetitions = 1 + max(row["repetition"] for row in rows)
+    measured = {row["system"] for row in rows}
     lines = [
         f"Measured on {'; '.join(machines)}. Median load of the machine before a measurement: {load:.1f}.",
         f"rayfl at commit {commits or 'unknown'}. At most {repetitions} repetition{'s' * (repetitions > 1)}.",
@@ -70,6 +71,8 @@ def markdown(rows: Sequence[Row]) -> str:
         "of the ratios within a repetition; above 1 the system takes longer than rayfl. *Start-up*: from the",
         "start of the process to the end of its first round, less a round. *Memory*: proportional set size",
         "of all processes. *Lines*: of the client script, without the network and the reading of data.",
+        "",
+        *(f"- {each.title}: {each.about}." for name, each in SYSTEMS.items() if name in measured),
         "",
     ]
     for name, found in by_workload.items():

@@ -69,7 +69,7 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any]) -> dict[str
         "cohort": task.cohort,
         "plain_seconds": statistics.median(theirs),
         "rayfl_seconds": statistics.median(ours),
-        "ratio": statistics.median(ours) / statistics.median(theirs),
+        "ratio": statistics.median(theirs) / statistics.median(ours),  # times faster
         "bytes": {link: count for link, count in traffic.items() if count},
         "gb": memory,
     }
