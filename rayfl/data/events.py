@@ -169,7 +169,7 @@ class Drift(ClientEvent):
 
 
 class Outage(BaseEvent):
-    """Outage: local servers miss global rounds. They keep training; this counts in their next global round."""
+    """Outage: local servers miss global rounds. They keep training, which counts in the next global round."""
 
     name: Literal["outage"] = "outage"
     servers: tuple[Annotated[int, Field(ge=0)], ...] = Field(

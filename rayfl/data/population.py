@@ -138,7 +138,7 @@ class Population:
         )
 
     def federation(self, samples: Samples) -> Federation:
-        """The federation of the present clients, with virtual ids of ``samples`` (which has all label maps)."""
+        """The federation of the present clients, with virtual ids of ``samples`` (with all label maps)."""
         maps = None if samples.label_maps is None else self.maps
 
         def seen(lists: Ragged, count: int) -> Ragged:

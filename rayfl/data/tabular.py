@@ -195,7 +195,7 @@ def _targets(frame: pd.DataFrame, names: Sequence[str], at: Place) -> NDArray[np
 
 
 def labels_of(column: pd.Series, what: str, at: Place) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Number the labels ``(n,)``, and return the names of the classes: whole numbers by value, others as text.
+    """Number the labels ``(n,)``, and return the classes' names: whole numbers by value, others as text.
 
     Raises:
         DataError: if a label is missing or cannot be a class, or there is only one class.
