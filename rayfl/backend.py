@@ -189,7 +189,7 @@ class Backend(ABC):
 
         Args:
             path: of the file.
-            ref: to the same array, if it is already shared.
+            ref: to the same array, if it is shared already.
         """
 
     @abstractmethod
@@ -228,7 +228,7 @@ class Backend(ABC):
 
     @abstractmethod
     def mark(self) -> int:
-        """The number of calls of servers and remote tasks so far, for :meth:`forget`."""
+        """How many calls of servers and remote tasks have been made, for :meth:`forget`."""
 
     @abstractmethod
     def forget(self, mark: int = 0) -> None:

@@ -50,10 +50,10 @@ Overrides = Annotated[
 
 @contextmanager
 def _importing_parts() -> Iterator[None]:
-    """Around the first import of the parts: no garbage collection of the thousands of objects it makes.
+    """Context manager for the first import of the parts, without garbage collection.
 
-    They live until the process ends. Searching them for garbage, now and at exit, takes a fifth of the time
-    of ``rayfl list``.
+    The import makes thousands of objects that live until the process ends. Searching them for garbage, now
+    and at exit, takes a fifth of the time of ``rayfl list``.
     """
     if "rayfl.config" in sys.modules:  # objects made by other code may be garbage, so do not freeze them
         yield

@@ -1,4 +1,4 @@
-"""The checks of ``rayfl doctor``: the disks, folders and memory for lack of which runs are known to fail."""
+"""The checks of ``rayfl doctor`` besides versions: disks, memory and folders that can make runs fail."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def _other_version(recorded: Plugin) -> str | None:
 
 
 def _stray(plugin: Plugin) -> str | None:
-    """An imported module that has the name of a file of the plug-in, but other contents; None if none has."""
+    """The file of an imported module with the name of a plug-in's file, but other contents; None if none."""
     if plugin.folder is None or plugin.installed or plugin.module in _travelled():
         return None
     for file in plugin.files:

@@ -213,7 +213,7 @@ class Remote:
         return bool(info.type == fs.FileType.File)
 
     def _require_bucket(self) -> None:
-        """Raise the storage's error if the bucket does not exist: pyarrow takes it for an empty folder."""
+        """Raise the storage's error if the bucket does not exist: pyarrow then just finds no files."""
         from pyarrow import fs
 
         system, path = self._place
@@ -267,8 +267,8 @@ class Remote:
     def publish(self, folder: Path) -> None:
         """Make the remote directory equal to this folder.
 
-        Only what has changed is uploaded. If an earlier checkpoint there contains the same file under another
-        name, the storage copies it.
+        Only what has changed is uploaded. If an earlier checkpoint there has a file with the same contents,
+        the storage copies it.
 
         Raises:
             DiskError: if that fails; the remote directory stays readable.
@@ -340,7 +340,7 @@ class Remote:
         system.delete_file(f"{path}/{name}")
 
     def fetch(self, folder: Path) -> None:
-        """Make this folder equal to the remote directory, unless it is a staging folder with as many rounds.
+        """Make this folder equal to the remote directory, unless it is a staging folder that is not behind.
 
         Raises:
             ConfigError: if there is no run.

@@ -127,7 +127,7 @@ class Result:
                 raise ConfigError(str(self.path), f"there is no cluster {cluster!r}", remedy)
             tensors = load_file(file)
         module = host.spec.build()
-        module.load_state_dict(tensors, strict=False)  # BatchNorm's counters of batches are missing
+        module.load_state_dict(tensors, strict=False)  # BatchNorm's batch counters are not averaged or saved
         return module.eval()
 
     def predict(
