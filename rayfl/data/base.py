@@ -28,7 +28,7 @@ Part = Literal["train", "test"]
 """The training or the test part of a dataset."""
 
 TestedOn = Literal["test", "validation", "common"]
-"""The samples that a client is tested on: its test samples, its validation samples, or all test samples."""
+"""On what a client is tested: its own test samples, its validation samples, or all test samples there are."""
 
 ServerShare = Union[  # noqa: UP007
     Annotated[float, Field(ge=0, lt=1)], Annotated[int, Field(ge=1, strict=True)], Literal["auto"]
@@ -439,7 +439,7 @@ class Federation:
         return self.predictions_of(self.test, "test")
 
     def predictions_of(self, lists: Ragged, part: Part) -> NDArray[np.int64]:
-        """Number of predictions for each list of samples ``(n,)``: one per sample, or per word."""
+        """How many predictions there are for each list of samples ``(n,)``: one per sample, or per word."""
         samples = self.samples
         targets = samples.targets_train if part == "train" else samples.targets_test
         if targets is None or samples.numeric:
@@ -563,7 +563,7 @@ class Dataset(Section):
         return _STATISTICS if self.normalise == "server" else 0
 
     def prepare(self, root: Path) -> str:
-        """Download what :meth:`load` needs to ``root``, under a file lock; return a line for the user."""
+        """Download what :meth:`load` needs to ``root``, under a file lock; return a line on what was done."""
         return "nothing to download"
 
     def available(self, root: Path) -> bool:

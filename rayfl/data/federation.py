@@ -283,8 +283,8 @@ class _Drawn:
     cap: int | None
 
     def of(self, assigned: Ragged) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The test samples of these clients, and their number per client ``(l,)``; if one client has none, no
-        samples are drawn.
+        """The test samples of these clients, and their number per client ``(l,)``; if that is 0 for any
+        client, no samples are drawn.
         """
         strata, available = len(self.available), self.available
         # One entry for each pair (client, stratum) that occurs and has test samples, sorted by client.

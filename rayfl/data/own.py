@@ -119,7 +119,7 @@ def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tup
         where: the source, for errors.
 
     Returns:
-        The arrays, and where their samples are after a division (None if nothing was divided).
+        The arrays, and the numbering of the divided samples (None if nothing was divided).
 
     Raises:
         ConfigError: if there is neither a test part nor a fraction, or both.

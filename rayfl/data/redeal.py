@@ -81,7 +81,7 @@ def redeal(
             stratum has too few free samples (for clients with ``reuse``: too few in total), more are taken
             from the others.
         strata: the stratum of every sample ``(n,)``.
-        free: mask of the samples that no client has ``(n,)``, with those of ``own``.
+        free: mask of the samples that no client has ``(n,)``, including those of ``own``.
         reuse: which clients may also get samples that others have ``(D,)``.
         rng: draws the samples, and the order in which the clients choose.
 

@@ -84,7 +84,7 @@ class ShardedArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that its pickled form takes in memory: counted as 0."""
+        """Bytes that it takes in memory: 0, since the rows stay in their files (the cache is not counted)."""
         return 0
 
     def __len__(self) -> int:
@@ -362,7 +362,7 @@ def _column(path: Path, name: str, group: int | None) -> NDArray[Any]:
 
 
 def _matrix(path: Path, name: str, chunks: Any) -> NDArray[Any]:
-    """Convert an Arrow column to an array, with a row of numbers ``(n, D)`` per list.
+    """Convert an Arrow column to an array ``(n,)``, or ``(n, D)`` if it consists of lists of numbers.
 
     Raises:
         DataError: if values are missing, or the lists have different lengths.

@@ -48,8 +48,8 @@ class AgNews(Dataset):
     which is also a target. As usual in simulations, all clients know the vocabulary from the start.
 
     The unknown word is easy to predict, so a small vocabulary makes perplexities low: with 8,000 training
-    articles and 20 words of each, 29.6 % of the test targets are not in a vocabulary of 1,000 words, 11.6 %
-    of 5,000, 6.7 % of 10,000 and 3.8 % of 20,000. Compare perplexities only for the same vocabulary.
+    articles and 20 words of each, 29.6 % of the test targets are unknown for a vocabulary of 1,000 words,
+    11.6 % for 5,000, 6.7 % for 10,000 and 3.8 % for 20,000. Compare perplexities of one vocabulary only.
 
     The label of an article is its topic, and so is its domain. With the partition ``domains`` every client
     has articles on one topic (Clustered Federated Learning, Sattler et al. 2019, section 5.2); other

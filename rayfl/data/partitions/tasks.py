@@ -136,7 +136,7 @@ class Tasks(SizedPartition):
     def _deal_foreign(
         self, owners: Owners, labels: NDArray[np.int64], sizes: list[NDArray[np.int64]], seed: int
     ) -> None:
-        """Give the clients of every task their foreign samples (``sizes``) from those left, in ``owners``.
+        """Assign foreign samples (``sizes``) to the clients of every task; changes ``owners`` in place.
 
         Raises:
             DataError: if too few are left.

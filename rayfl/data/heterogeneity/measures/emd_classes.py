@@ -21,7 +21,7 @@ class EmdClasses(Measure):
     """Earth mover's distance between label distributions whose ground distance is the angle between classes.
 
     The distance of two labels is the angle between their classes (``class_angles``) divided by the largest
-    possible angle: 0 to 1. Unlike with ``emd``, a client with cats is nearer to one with dogs than to one
+    possible angle: 0 to 1. Unlike under ``emd``, a client with cats is nearer to one with dogs than to one
     with ships. The transport cost is minimised by linear programming.
     """
 
