@@ -80,7 +80,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """With the names that are not imported yet, for completion in IPython and notebooks."""
+    """All public names, also those not imported yet, for completion in IPython and notebooks."""
     return sorted({*globals(), *__all__})
 
 

@@ -1,7 +1,8 @@
 """Angles between the subspaces in which data mostly lie (PACFL), in degrees.
 
-Thesis Eq. 3.1 is ``principal_angle``, Eq. 3.2 ``vector_angle_sum``; ``vector_angle_min`` is what its
-published angles are. Singular vectors have no sign, so all three use ``|u . v|``, clipped to [0, 1].
+Thesis Eq. 3.1 is ``principal_angle``, Eq. 3.2 ``vector_angle_sum``; the angles published in the thesis were
+computed with ``vector_angle_min``. The sign of a singular vector is arbitrary, so all three use ``|u . v|``,
+clipped to [0, 1].
 They compare signatures of clients (:mod:`rayfl.clustering.proximity`) and classes of a dataset
 (:mod:`rayfl.data.heterogeneity`).
 """
@@ -27,7 +28,7 @@ def principal_angle(products: Distances, vectors: int | None = None) -> Array:
 
     Args:
         products: ``U_i^T U_j`` of many pairs, ``(..., p_i, p_j)``; the columns of U orthonormal.
-        vectors: p, the number of columns where the data have so many dimensions (makes no difference here).
+        vectors: p, the number of columns of a signature of full rank (not used here).
 
     Returns:
         Degrees ``(...)``, in [0, 90].
@@ -75,7 +76,7 @@ def vector_angle_sum(products: Distances, vectors: int | None = None) -> Array:
     """Eq. 3.2: ``trace(arccos|U_i^T U_j|)``, the sum of the angles between vectors of equal rank.
 
     A client with few samples has fewer than p vectors. The sum of its ``min(p_i, p_j)`` angles is multiplied
-    by ``p / min(p_i, p_j)``: otherwise it would be near everyone, having fewer angles to add.
+    by ``p / min(p_i, p_j)``: otherwise it would be close to every client, having fewer angles to add.
 
     Arguments and result as :func:`principal_angle`; up to ``90 p`` degrees. Without ``vectors`` p is the
     larger of ``p_i`` and ``p_j``.
@@ -88,7 +89,7 @@ def vector_angle_sum(products: Distances, vectors: int | None = None) -> Array:
 
 
 def vector_angle_min(products: Distances, vectors: int | None = None) -> Array:
-    """The smallest angle between any vector of one and any of the other (the authors' code).
+    """The smallest angle between any column of ``U_i`` and any column of ``U_j`` (as in the authors' code).
 
     Arguments and result as :func:`principal_angle`.
     """

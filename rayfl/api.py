@@ -42,9 +42,9 @@ def run(
         config: a :class:`~rayfl.config.Config`, a preset's name, a YAML file, or a mapping.
         overrides: dotted settings such as ``"rounds=5"``.
         on_event: called with each event of the run, see :mod:`rayfl.events`. If it raises an error, the run
-        stops with a checkpoint and the error is raised here; it is not called again. By default a notebook
-        shows the progress.
-        changed: the settings that the name of the run directory mentions, such as ``["lr=0.1"]``; by default
+        stops with a checkpoint and the error is raised here; it is not called again. Default: show the
+        progress in notebooks, and nothing elsewhere.
+        changed: the settings to include in the name of the run directory, such as ``["lr=0.1"]``; by default
         those of ``overrides`` and ``parts`` that differ from ``config``.
         parts: objects in place of sections, see :func:`~rayfl.config.load`.
 
@@ -76,16 +76,16 @@ def run(
 
 
 def run_once(config: Config, name: str, on_event: Listener = lambda event: None) -> Result:
-    """Run a config in the directory of this name below ``output.root``, or continue the run in it.
+    """Run a config in the directory ``name`` below ``output.root``, or continue the run in that directory.
 
     Args:
         config: resolved; may differ from that of an existing run only in ``execution`` and ``output``.
-        name: of the run directory; it determines the config, as a hash of it does.
+        name: of the run directory; must be unique to the config, for example contain a hash of it.
         on_event: as in :func:`run`.
 
     Raises:
         Held: if another process is running it.
-        ConfigError: if somebody has resumed it with another number of rounds.
+        ConfigError: if it has been resumed with another number of rounds.
         ConfigError, DataError, Interrupted: as :func:`run`.
     """
     path, there = config.output.folder / name, config.output.remote(name)
@@ -171,7 +171,7 @@ _DEVICES = {"cpu": "CPUs", "cuda": "GPUs", "auto": "a GPU where there is one"}
 
 
 def _check_execution(begun: Config, config: Config, say: Listener) -> None:
-    """Refuse what would change bits unnoticed; a run may move to another device, and says so.
+    """Refuse execution settings that would change results without notice; report a change of the device.
 
     Raises:
         ConfigError
@@ -188,9 +188,9 @@ def _check_execution(begun: Config, config: Config, say: Listener) -> None:
 
 
 def _keeping_plugins(directory: RunDirectory, on_event: Listener) -> Listener:
-    """Keep the plug-ins of this process with the run, but not before they have completed something.
+    """Save the plug-ins of this process with the run once they have completed a round or the run.
 
-    Until then the run's models are those of the old ones, with which it can still be read.
+    Until then the run's models come from the old plug-ins, which are still needed to read the run.
     """
     kept = False
 
@@ -216,7 +216,7 @@ def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Res
             Monitor(_status(config, directory), directory.path, heeded, exports(config)) as listen,
         ):
             if config.execution.backend == "ray":
-                connect(config)  # before the signals: ray.init puts a handler of its own for SIGTERM
+                connect(config)  # before the signals: ray.init installs its own handler for SIGTERM
             with _signals(stop):
                 if config.execution.backend == "inline":
                     drive(config, directory, listen, stop.is_set)
@@ -226,7 +226,7 @@ def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Res
 
 
 def _status(config: Config, directory: RunDirectory) -> Status:
-    """Of a run that begins or goes on."""
+    """The status of a run that starts or resumes."""
     return Status(
         run=directory.path.name,
         state="starting",
@@ -239,7 +239,7 @@ def _status(config: Config, directory: RunDirectory) -> Status:
 
 @contextlib.contextmanager
 def _heeded(on_event: Listener, stop: threading.Event) -> Iterator[Listener]:
-    """A callback whose first error stops the run in an orderly way and is raised when it has ended."""
+    """Yield a callback whose first error stops the run with a checkpoint and is raised at the end."""
     errors: list[Exception] = []
 
     def listen(event: RunEvent) -> None:
@@ -263,7 +263,7 @@ def _heeded(on_event: Listener, stop: threading.Event) -> Iterator[Listener]:
 
 @contextlib.contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP request a checkpoint and an orderly end; a second one interrupts at once."""
+    """SIGINT, SIGTERM and SIGHUP stop the run with a checkpoint; a second one interrupts immediately."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

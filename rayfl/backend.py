@@ -1,7 +1,7 @@
-"""Where work is done: the same calls in this process (inline) or on a Ray cluster.
+"""The interface to the processes that do the work: this one (inline), or actors of a Ray cluster.
 
-A *ref* is whatever a backend's :meth:`Backend.put` returns: with Ray an object reference, inline the value
-itself; or it is :class:`Joined`. Code above passes refs along and never looks inside.
+A *ref* is what :meth:`Backend.put` returns (an object reference with Ray, the value itself inline), or a
+:class:`Joined`. Code outside the backends passes refs along and never looks inside.
 """
 
 from __future__ import annotations
@@ -20,54 +20,55 @@ from numpy.typing import NDArray
 Ref = Any
 
 MESSAGE_WORK = 1e8
-"""Parameters times samples that take a core some ten milliseconds: with less, sending shows."""
+"""Parameters times samples that take one core about ten milliseconds; with less work in a message, the time
+to send it is noticeable."""
 
 _SPARE = 4
-"""Messages for each actor that leave enough to even out who is faster."""
+"""Messages per actor, enough to balance the load between fast and slow actors."""
 
 
 Key = tuple[str, int | str | tuple[int, int]]
-"""What an object is, and which one of its kind: ``("model", 3)``, or a shard of it: ``("sum", (3, 0))``."""
+"""The kind of an object and its index, ``("model", 3)``; for one of its shards, ``("sum", (3, 0))``."""
 
 Objects = Mapping[Key, Any]
-"""Objects by their names; refs, or where the work is done what these refer to."""
+"""Objects by key: refs in the driver, the values themselves in the process that does the work."""
 
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """A ref to an array whose shards, along its last axis, are at different places: whoever is sent it gets
-    the whole.
+    """A ref to an array whose shards, along its last axis, are in different places; the receiver gets the
+    whole array.
     """
 
     shards: tuple[Ref, ...]
 
     @staticmethod
     def of(shards: Sequence[Ref]) -> Ref:
-        """The array that has these shards; a single one is the array."""
+        """A ref to the array with these shards; a single shard is the array itself."""
         return shards[0] if len(shards) == 1 else Joined(tuple(shards))
 
 
 Names = tuple[tuple[Key, int], ...]
-"""Objects by name, and in how many shards each travels; 0 for those that have none."""
+"""Keys of objects, each with the number of shards that are sent; 0 if the object is not sharded."""
 
 
 def apart(ref: Ref) -> tuple[Ref, ...]:
-    """The shards of an array; what has none is its only one."""
+    """The refs to the shards of an array; an array without shards counts as one shard."""
     return ref.shards if isinstance(ref, Joined) else (ref,)
 
 
 def laid_out(objects: Objects) -> tuple[Names, list[Ref]]:
-    """What objects are called, and what travels, in this order."""
+    """The names of objects, and the refs to send, in the same order."""
     names = tuple((key, len(ref.shards) if isinstance(ref, Joined) else 0) for key, ref in objects.items())
     return names, [shard for ref in objects.values() for shard in apart(ref)]
 
 
 class Received(Mapping[Key, Any]):
-    """Objects where they are used. One that came in shards is joined each time it is asked for, so that no
-    more of them exist at once than are in use.
+    """Objects in the process that uses them. An object sent in shards is joined at each access, so that only
+    those in use exist as a whole.
 
     Args:
-        objects: by name; those in shards are :class:`Joined` values.
+        objects: by key; an object in shards is a :class:`Joined` of values.
     """
 
     def __init__(self, objects: Objects) -> None:
@@ -85,7 +86,7 @@ class Received(Mapping[Key, Any]):
 
 
 def received(names: Names, values: Iterator[Any]) -> Objects:
-    """The objects, from what has travelled."""
+    """The objects with these names; the inverse of :func:`laid_out`, from the values that were sent."""
     found = {
         key: Joined(tuple(next(values) for _ in range(shards))) if shards else next(values)
         for key, shards in names
@@ -104,9 +105,9 @@ class Task:
 
     Attributes:
         method: its name.
-        job: the message.
-        objects: what else the method gets, by reference.
-        keeps: the objects of its :class:`Answer` that stay where they were made, and travel by reference.
+        job: the message, its first argument.
+        objects: further input of the method, passed by reference.
+        keeps: the objects of its :class:`Answer` that stay where they were made, and are passed by reference.
         cost: expected work in any unit; the longest tasks go first.
         home: the actor that must do it, or None for any.
         work: parameters times samples, if it is training or testing: tasks of little work share a message.
@@ -133,11 +134,11 @@ RESULT: Key = ("result", 0)
 
 @dataclass(frozen=True)
 class Answer:
-    """What a process answers.
+    """The result of a task, as the process that did it returns it.
 
     Attributes:
         report: what the driver fetches.
-        objects: what may stay where it was made.
+        objects: by key; may stay in the process that made them.
     """
 
     report: Any = None
@@ -149,10 +150,10 @@ class Done:
     """A task that is done.
 
     Attributes:
-        task: its place in the list of tasks.
+        task: its index in the list of tasks.
         report: what it reports.
-        refs: what it keeps, by reference.
-        worker: who did it, as its actor is named: ``client:3``.
+        refs: to the objects that it keeps.
+        worker: the name of the actor that did it: ``client:3``.
     """
 
     task: int
@@ -162,7 +163,7 @@ class Done:
 
 
 class Activity(NamedTuple):
-    """How many client actors there are, of how many wanted, and how many of them have work."""
+    """How many client actors are running, how many are wanted, and how many of them have work."""
 
     present: int
     wanted: int
@@ -174,7 +175,7 @@ class Backend(ABC):
 
     actors: int
     tick: Callable[[], None] = staticmethod(lambda: None)
-    """Called now and then while waiting; what it raises ends the wait."""
+    """Called regularly while waiting; an error that it raises ends the wait."""
     say: Callable[[str], None] = staticmethod(lambda text: None)
     """Called with a line of text when something is wrong with a process."""
 
@@ -193,7 +194,7 @@ class Backend(ABC):
 
     @abstractmethod
     def held(self, ref: Ref) -> int:
-        """Bytes of this process's memory that a shared array takes; 0 where the object store has it."""
+        """Bytes of this process's memory that a shared array takes; 0 if in the object store or in a file."""
 
     @abstractmethod
     def get(self, ref: Ref) -> Any:
@@ -207,11 +208,11 @@ class Backend(ABC):
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
         """Do the tasks, in any order and on any actor.
 
-        Yields them as they finish. A task whose actor died is done again elsewhere.
+        Yields them as they finish. A task whose actor died is repeated on another actor.
         """
 
     def run_in_order(self, tasks: Sequence[Task]) -> list[Done]:
-        """Do the tasks; what came of each, in their order."""
+        """Do the tasks and return their results, in the order of the tasks."""
         return sorted(self.run(tasks), key=lambda done: done.task)
 
     @abstractmethod
@@ -222,8 +223,8 @@ class Backend(ABC):
     def serve(
         self, server: int, method: str, job: Any, objects: Objects, keeps: Sequence[Key]
     ) -> dict[Key, Ref]:
-        """Call a method of :class:`~rayfl.servers.lps.LocalServer` on LPS number ``server`` (modulo how many
-        there are), as a :class:`Task` is one of a client; what it keeps."""
+        """Call a method of :class:`~rayfl.servers.lps.LocalServer` on LPS number ``server`` modulo the number
+        of LPS actors; arguments as of a :class:`Task`. Returns refs to the objects that it keeps."""
 
     @abstractmethod
     def mark(self) -> int:
@@ -231,7 +232,7 @@ class Backend(ABC):
 
     @abstractmethod
     def forget(self, mark: int = 0) -> None:
-        """Calls made since this mark are not made again if they are lost: no one will ask for the results."""
+        """Do not repeat calls made since this mark if their results are lost: no one will ask for them."""
 
     @abstractmethod
     def hurry(self) -> None:
@@ -239,7 +240,7 @@ class Backend(ABC):
 
     @abstractmethod
     def activity(self) -> Activity:
-        """Of the client actors, now."""
+        """The current activity of the client actors."""
 
     @abstractmethod
     def pids(self) -> list[int]:
@@ -251,19 +252,22 @@ class Backend(ABC):
 
 
 def longest_first(tasks: Sequence[Task]) -> list[int]:
-    """Positions of the tasks by falling cost; ties in their own order."""
+    """Indices of the tasks by falling cost; ties keep their order."""
     return sorted(range(len(tasks)), key=lambda i: (-tasks[i].cost, i))
 
 
 def bundles(tasks: Sequence[Task], actors: int) -> list[list[int]]:
-    """Which tasks are sent together, in the order of sending: for every actor one at least, if there are so
-    many, and no more than that where all of them together are little work.
+    """Group tasks into messages, in the order of sending.
 
-    Who shares a message changes no number: each task is done as if it came alone.
+    There is at least one message per actor, if there are enough tasks, and just one per actor if all tasks
+    together are little work. Grouping changes no result: each task is done as if it were sent alone.
 
     Args:
-        tasks: those that one set of actors may do.
-        actors: how many.
+        tasks: those that the same actors may do.
+        actors: number of these actors.
+
+    Returns:
+        The indices of the tasks of each message.
     """
     order = longest_first(tasks)
     worth = sum(min(1.0, task.work / MESSAGE_WORK) for task in tasks)

@@ -50,11 +50,12 @@ Overrides = Annotated[
 
 @contextmanager
 def _importing_parts() -> Iterator[None]:
-    """Where a command first imports the parts: thousands of objects that stay until the process ends.
+    """Context manager for the first import of the parts, without garbage collection.
 
-    To look for garbage among them, now and when the process ends, takes a fifth of the seconds of ``list``.
+    The import makes thousands of objects that live until the process ends. Searching them for garbage, now
+    and at exit, takes a fifth of the time of ``rayfl list``.
     """
-    if "rayfl.config" in sys.modules:  # what others made by now may be garbage: not for us to keep
+    if "rayfl.config" in sys.modules:  # objects made by other code may be garbage, so do not freeze them
         yield
         return
     gc.disable()
@@ -162,7 +163,7 @@ def _run_all(configs: list[Config], changed: list[tuple[str, ...]], resume: bool
 
 
 def _place(path: Path) -> str:
-    """Where a run is found: its URL, or its folder in short."""
+    """Where a run is found: its URL, or its folder relative to the current one."""
     from rayfl.rundir import RunDirectory
 
     run = RunDirectory(path)
@@ -366,7 +367,7 @@ def cluster(
     names = everyone if named == ["all"] else named
     try:
         first = load(config, changes)
-    except ConfigError:  # its own algorithm may have no use for the settings of a clustering
+    except ConfigError:  # the config's own algorithm may not accept settings of a clustering
         if not names:
             raise
         first = variant(config, changes, names[0])
@@ -454,7 +455,7 @@ KINDS = (
 
 
 def _remedy(name: str) -> str:
-    """What to write in place of a name that is no kind of parts; many write that of a part."""
+    """What to write in place of an unknown kind of parts; many users write the name of a part."""
     with _importing_parts():
         from rayfl.config import kinds
 
@@ -492,7 +493,7 @@ def list_parts(
 
 
 def _show_kind(kind: str) -> None:
-    """The names of all parts of a kind, and what each is."""
+    """Print the names of all parts of a kind, each with its first sentence."""
     from rayfl import config
     from rayfl.config import kinds
     from rayfl.settings import first_sentence, summary
@@ -514,7 +515,7 @@ def _show_kind(kind: str) -> None:
 
 
 def _show_part(kind: str, name: str) -> None:
-    """A part's docstring, and its settings with their defaults."""
+    """Print a part's docstring, and its settings with their defaults."""
     from rayfl.config import kinds
 
     if kind == "coresets":
@@ -541,7 +542,7 @@ def _show_part(kind: str, name: str) -> None:
 
 
 def _default(field: FieldInfo) -> str:
-    """The default of a setting as text; that of a section has a line for each of its settings."""
+    """The default of a setting as text; a section takes one line per setting."""
     from pydantic import BaseModel
 
     value = field.get_default(call_default_factory=True)
@@ -553,7 +554,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _preset_line(path: Path) -> str:
-    """What a preset is, and how many settings are not its paper's."""
+    """The description of a preset, and the number of settings that differ from its paper."""
     from rayfl import config
     from rayfl.paper import deviations
 
@@ -564,7 +565,7 @@ def _preset_line(path: Path) -> str:
 
 
 def _show_preset(name: str) -> None:
-    """All that a preset says of its paper: what is other here and why, and what the paper leaves open."""
+    """Print how a preset differs from its paper and why, and what the paper leaves open."""
     from rayfl import config
     from rayfl.paper import deviations, value
 
@@ -596,7 +597,7 @@ def _show_preset(name: str) -> None:
 
 
 def _coresets() -> dict[str, str]:
-    """The methods that choose vertices of a graph, and their docstrings: read, as importing takes seconds."""
+    """Methods that choose vertices of a graph, and their docstrings; parsed, as importing takes seconds."""
     folder = Path(__file__).parent / "coresets"
     sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
     return {
@@ -887,7 +888,8 @@ _HANDLED = (
     "^A worker died or was killed while executing a task|^The node with node id: .* has been marked dead"
     "|^Raylet is terminated"
 )
-"""Lines of Ray on what rayfl reports and mends itself; not those on what Ray killed for lack of memory."""
+"""Log lines of Ray about failures that rayfl reports and repairs itself; not those about processes that Ray
+killed for lack of memory."""
 
 
 def main() -> None:
@@ -916,7 +918,7 @@ def main() -> None:
             if type(error).__name__ == "Abort":
                 print("interrupted", file=sys.stderr)
             sys.exit(130)
-        if hasattr(error, "format_message"):  # typer's usage errors: it has more than one class for them
+        if hasattr(error, "format_message"):  # typer has several classes of usage errors
             command = getattr(getattr(error, "ctx", None), "command_path", "rayfl")
             setting = getattr(error, "option_name", "").lstrip("-")
             meant = f"settings are written {setting}=...; " if setting in _PLAIN else ""
@@ -932,7 +934,7 @@ def _own_fault(error: Exception, text: str = "", who: str = "") -> bool:
     """Print an error that the user's own code has raised as one line, after the user's lines that led to it.
 
     Returns:
-        Whether it was one; the traceback of any other shows what is wrong with rayfl.
+        Whether it was such an error; any other error is one of rayfl, and its traceback is needed.
     """
     from rayfl import plugins
 
@@ -945,7 +947,7 @@ def _own_fault(error: Exception, text: str = "", who: str = "") -> bool:
 
 
 _PLAIN = ("rounds", "seed", "algorithm", "data", "model", "partition", "loss", "local")
-"""Settings that people take for options."""
+"""Settings that users mistake for command-line options."""
 
 
 if __name__ == "__main__":

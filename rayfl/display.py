@@ -103,7 +103,7 @@ class Display:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Remove the progress bar; after a failure say how to resume, unless that was already said."""
+        """Remove the progress bar; after a failure print how to resume, unless that was already printed."""
         self.close()
         if kind is None or self._path is None or (isinstance(error, RayflError) and error.lasting):
             return
@@ -193,7 +193,7 @@ class Display:
 
 
 MOST_GROUPS = 12
-"""Groups or clusters in the table of groups; more are in ``groups.csv`` and the report only."""
+"""Most groups or clusters in the table of groups; if there are more, see ``groups.csv`` and the report."""
 
 
 def closing(summaries: Sequence[Mapping[str, Any]], width: int | None = None) -> Group:
@@ -285,7 +285,7 @@ def comparison_table(
 def _parts(
     columns: Sequence[tuple[str, Sequence[str]]], width: int | None, naming: int
 ) -> list[list[tuple[str, Sequence[str]]]]:
-    """Columns, divided so that each part fits into the width; all together if that cannot be."""
+    """Divide columns into parts that fit into the width; a single part if that is impossible."""
     names, rest = list(columns[:naming]), list(columns[naming:])
 
     def fits(part: Sequence[tuple[str, Sequence[str]]]) -> bool:
@@ -303,7 +303,7 @@ def _parts(
 
 
 _LABEL = 24
-"""Characters of a label in a cell that need not be broken into lines."""
+"""Labels of up to this many characters are kept on one line."""
 
 
 def text_tables(
@@ -379,7 +379,7 @@ def fitted(table: Table, lines: Sequence[Sequence[str]], width: int | None, turn
 
 
 def _width(lines: Sequence[Sequence[str]], columns: bool = False) -> int:
-    """Of a table of these lines, or columns, with a border at each column and at the end."""
+    """The width of a table of these lines, or columns, with a border at each column and at the end."""
     found = lines if columns else zip(*lines, strict=True)
     return 1 + sum(1 + max(Text.from_markup(cell).cell_len for cell in column) for column in found)
 

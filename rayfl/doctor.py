@@ -1,4 +1,4 @@
-"""What ``rayfl doctor`` looks at besides versions: places where runs are known to fail."""
+"""The checks of ``rayfl doctor`` besides versions: disks, memory and folders that can make runs fail."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _SHARED = 256e6
 """Shared memory below which Ray keeps its objects on a disk, which is slow."""
 
 _STORE = 500e6
-"""Object store below which the data and models of ordinary runs are written to disk."""
+"""Bytes of the object store below which the data and models of ordinary runs are written to disk."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        name: what.
-        found: how it is.
-        remedy: what would be right; empty if all is well.
+        name: what was checked.
+        found: its state.
+        remedy: how to repair it; empty if all is well.
     """
 
     name: str

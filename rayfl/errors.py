@@ -1,4 +1,4 @@
-"""The errors that users meet: each is one line that says where, what, and what would be right."""
+"""Errors shown to users, each in one line: where it happened, what is wrong, and what would be right."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class DiskError(RayflError):
     """Something cannot be written: the disk is full, the folder is gone.
 
     Args:
-        path: what.
-        why: what the disk has against it.
-        what: happens to the path.
+        path: of the file or folder.
+        why: the error of the disk.
+        what: the failed action, after the path in the message.
     """
 
     def __init__(self, path: object, why: str, what: str = "cannot be written") -> None:
@@ -59,7 +59,7 @@ class DiskError(RayflError):
 
 
 class Damaged(RayflError):
-    """A checkpoint, or another file of a run, cannot be read, or is not what was written."""
+    """A checkpoint, or another file of a run, cannot be read, or differs from what was written."""
 
     lasting = True
 
@@ -79,7 +79,7 @@ class Interrupted(Exception):
 
 
 class ResultsLost(RayflError):
-    """Results of a round were lost with the node that held them: the round has to be done again."""
+    """Results of a round were lost with the node that held them: the round has to be repeated."""
 
 
 class ClientError(RayflError):
@@ -98,7 +98,7 @@ class ClientError(RayflError):
 
     @property
     def diverged(self) -> bool:
-        """Whether the training diverged: then the traceback says no more than the last line."""
+        """Whether the training diverged: then only the last line of the traceback is of interest."""
         return self._last.startswith("FloatingPointError: ")
 
     @property
@@ -126,10 +126,15 @@ def type_of(value: object) -> str:
 
 
 def returned(where: str, found: object, kind: type[T], *others: type[Any]) -> T:
-    """What a method of a user's part has returned, if it is of an expected kind.
+    """Return ``found``, the result of a method of a user's part, if it has an expected type.
+
+    Args:
+        where: the names of the part and the method.
+        found: the result.
+        kind, others: the expected types.
 
     Raises:
-        ConfigError: if not; ``where`` is the part's name and the method's.
+        ConfigError: if it has another type.
     """
     if not isinstance(found, (kind, *others)):
         expected = " or ".join(_article(each.__name__) for each in (kind, *others))
@@ -142,10 +147,10 @@ def _article(noun: str) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """A remedy for an unknown name: the nearest valid one, or all of them when none is near.
+    """A remedy for an unknown name: the nearest valid one, or all of them if none is similar.
 
-    Of many names those that contain ``name`` come first, the shortest before the others, and the rest is
-    counted.
+    If there are many, those that contain ``name`` come first, shorter ones before longer ones, and names
+    beyond the first :data:`_MOST` are only counted.
     """
     valid = sorted(valid)
     if not valid:
@@ -160,7 +165,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 _NEAR = 0.55
-"""Similarity from 0 to 1 above which a name may be meant; at 0.5 it is 'synthetic' for 'nothing'."""
+"""Similarity from 0 to 1 above which a name is suggested; at 0.5 'synthetic' is suggested for 'nothing'."""
 
 _MOST = 40
-"""Names that a line lists."""
+"""Maximum number of names in a message."""

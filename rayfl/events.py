@@ -1,4 +1,4 @@
-"""What happens in a run: ``rayfl.run(config, on_event=watch)`` calls ``watch`` with each of these events.
+"""Events of a run: ``rayfl.run(config, on_event=watch)`` calls ``watch`` with each of them.
 
 >>> def watch(event: rayfl.RunEvent) -> None:
 ...     match event:
@@ -8,8 +8,8 @@
 ...             print(summary["models_sha256"])
 
 A run begins with :class:`Begun` and ends with :class:`Finished` or :class:`Stopped`, unless it fails. Events
-come in order and in the process that called ``rayfl.run``, on Ray too. Where results are lost with a node, or
-the driver dies, the rounds since the last checkpoint are done and reported again, with the same numbers.
+come in order and in the process that called ``rayfl.run``, on Ray too. If results are lost with a node, or
+the driver dies, the rounds since the last checkpoint are repeated and reported again, with the same numbers.
 
 An error that a callback raises stops the run with a checkpoint and is then raised by ``rayfl.run``; ``rayfl
 resume`` goes on. (Events of another kind, clients that join, leave or drift, are in ``rayfl.data.events``.)
@@ -54,7 +54,7 @@ class BlockDone(RunEvent):
         round: 0-based.
         done, total: blocks of the round.
         worker: the actor that trained it, as Ray lists it: ``client:3``.
-        clients, first: number of clients, and the number of the first.
+        clients, first: number of clients, and the index of the first one.
         seconds: training time of the block.
         memory: bytes of the worker's process.
         present, wanted, busy: number of client actors that are present, wanted, busy; updated twice a second.
@@ -101,7 +101,7 @@ class RoundDone(RunEvent):
 
     Attributes:
         round: 0-based.
-        rounds: planned number.
+        rounds: planned number of rounds.
         row: the row of ``rounds.csv``; columns about tests exist only if clients were tested.
         worker_seconds: training time of each worker process, by host and process id (``host:1234``).
         measures: the columns of ``row`` that the loss adds, such as ``rmse_mean``.
@@ -151,7 +151,7 @@ CURVES = (
 """Columns of ``rounds.csv`` that loggers draw."""
 
 _TESTS = ("accuracy", "loss_mean", "perplexity", "validation", "common")
-"""How the names of columns begin that may be estimates."""
+"""Prefixes of the columns that may be estimates."""
 
 
 @dataclass(frozen=True)
@@ -200,4 +200,4 @@ class Finished(RunEvent):
 
 
 Listener = Callable[[RunEvent], None]
-"""Who is called with every event."""
+"""A callback that is called with every event."""

@@ -1,7 +1,7 @@
-"""The boundary to the disk: all that a run writes passes here.
+"""The boundary to the disk: everything that a run writes passes through here.
 
-Every change of the disk is announced to :data:`watch` first, which tests replace to inject faults. Every
-error of the disk becomes a :class:`~rayfl.errors.DiskError`, one line that names the path.
+Before each change of the disk :data:`watch` is called, which tests replace to inject faults. Every error of
+the disk becomes a :class:`~rayfl.errors.DiskError`, one line that names the path.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _unwatched(action: str, path: Path) -> None:
 
 watch: Callable[[str, Path], None] = _unwatched
 """Called before each change of the disk with ``make``, ``write``, ``append``, ``sync``, ``link``, ``rename``
-or ``remove``, and the path that will have been changed."""
+or ``remove``, and the path that is about to change."""
 
 
 @contextlib.contextmanager
@@ -45,10 +45,10 @@ def boundary(path: Path) -> Iterator[None]:
 
 
 def regular(path: Path) -> Path:
-    """A path to read from, unless it is that of a pipe or a device, which might be read for ever.
+    """Return a path to read from, unless it is a pipe or a device: reading one might never end.
 
     Raises:
-        OSError
+        OSError: if the path exists and is no regular file.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file")
@@ -64,7 +64,7 @@ def make(folder: Path, parents: bool = False) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around what writes a whole file; at the end it is on the disk."""
+    """Context manager for code that writes a whole file; on exit the file is synced to the disk."""
     with boundary(path):
         watch("write", path)
         yield
@@ -72,7 +72,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write(path: Path, data: str | bytes | Iterable[str]) -> None:
-    """Write a file, if need be piece by piece, so that a reader or a crash never sees half of it."""
+    """Write a file, from an iterable piece by piece; neither a reader nor a crash ever sees half of it."""
     part = path.with_name(f".{path.name}.part{os.getpid()}")
     with boundary(path):
         try:
@@ -102,13 +102,13 @@ def append(path: Path, text: str, durably: bool = False) -> None:
 def publish(path: Path, text: str, room: int = 0) -> None:
     """Write a small file for observers, on which nothing depends; a reader never sees half of it.
 
-    Nothing waits for the disk, no fault of it is an error, and :data:`watch` is not told. On a full disk the
-    file of before is overwritten, if the text fits into it.
+    The call does not wait for the disk, ignores its errors, and does not call :data:`watch`. On a full disk
+    the previous file is overwritten in place, if the text fits into it.
 
     Args:
         path: of the file.
-        text: what it says.
-        room: bytes to which spaces make it longer, so that a later text fits.
+        text: its contents.
+        room: bytes to which the text is padded with spaces, so that a later text fits.
     """
     part, data = path.with_name(f".{path.name}.part{os.getpid()}"), text.encode().ljust(room)
     try:
@@ -122,20 +122,20 @@ def publish(path: Path, text: str, room: int = 0) -> None:
 
 
 def _overwrite(path: Path, data: bytes) -> None:
-    """Replace the contents of a file in its own blocks, for which no space is needed, if it has enough."""
+    """Overwrite a file in place, which needs no free space, if the data are not longer than the file."""
     if len(data) <= path.stat().st_size:
         with path.open("r+b", buffering=0) as file:
             file.write(data.ljust(path.stat().st_size))
 
 
 def log(path: Path, text: str, most: int) -> None:
-    """Add lines to a log, as :func:`publish` does: no fault of the disk is an error.
+    """Add lines to a log; like :func:`publish`, it ignores errors of the disk.
 
     Args:
-        path: of the log; one that would grow beyond ``most`` bytes is renamed first, and takes the place of
-            the one that was renamed before: ``log.jsonl`` to ``log.1.jsonl``.
+        path: of the log. If it would grow beyond ``most`` bytes, it is renamed first, ``log.jsonl`` to
+            ``log.1.jsonl``, which replaces the file renamed before.
         text: the lines.
-        most: bytes of one file.
+        most: maximum bytes of one file.
     """
     with contextlib.suppress(OSError):
         if path.is_file() and path.stat().st_size + len(text) > most:
@@ -145,7 +145,7 @@ def log(path: Path, text: str, most: int) -> None:
 
 
 def cut(path: Path, size: int) -> None:
-    """Take off what a file, which may not exist, holds beyond so many bytes."""
+    """Truncate a file to ``size`` bytes, if it exists and is longer."""
     with boundary(path):
         if path.is_file() and path.stat().st_size > size:
             watch("write", path)
@@ -153,7 +153,7 @@ def cut(path: Path, size: int) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the entries of a folder, are on the disk."""
     with boundary(path):
         watch("sync", path)
         descriptor = os.open(path, os.O_RDONLY)
@@ -164,7 +164,7 @@ def sync(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Give a file or folder another name; at the end that is on the disk. A file of this name is replaced."""
+    """Rename a file or folder and sync the new name to the disk; an existing file ``new`` is replaced."""
     with boundary(new):
         watch("rename", new)
         old.replace(new)
@@ -172,7 +172,7 @@ def rename(old: Path, new: Path) -> None:
 
 
 def link(old: Path, new: Path) -> bool:
-    """Give a file a second name; false where that is not possible, as on some file systems."""
+    """Give a file a second name; return whether the file system supports that."""
     with boundary(new):
         watch("link", new)
     try:
@@ -194,12 +194,12 @@ def remove(path: Path) -> None:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """An array in an ``.npy`` file, which is mapped where it is needed and takes no memory otherwise."""
+    """An array in an ``.npy`` file, which is mapped into memory where it is needed."""
 
     path: Path
 
     def read(self) -> Any:
-        """The array; pages are read when they are looked at, and what is written to them stays in memory.
+        """The array; pages are read when accessed, and changes of them stay in memory.
 
         Raises:
             Damaged: if there is no such file.

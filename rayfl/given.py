@@ -1,4 +1,4 @@
-"""Files of what users give from Python: arrays, tables, networks; each is named after its content."""
+"""Files of objects that users pass from Python (arrays, tables, networks), each named after its content."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def data_root() -> Path:
 
 
 def called(path: Path) -> str:
-    """How messages name a file: users know the arrays that they gave from Python, not the file of them."""
+    """How messages name a file: just "data" for arrays passed from Python, whose file users do not know."""
     return "data" if path.absolute().parent == (data_root() / "given").absolute() else str(path)
 
 
 def keep(content: bytes, suffix: str) -> str:
-    """The path of a file below :func:`data_root` with this content, which is written unless it is there.
+    """The path of a file below :func:`data_root` with this content; it is written if it does not exist.
 
-    One with other content, such as one that was cut off, is replaced.
+    A file of this name with other content, for example a truncated one, is replaced.
 
     Raises:
         DiskError

@@ -1,4 +1,6 @@
-"""Leading eigenpairs of a client's data, the same whatever the machine's LAPACK and threads."""
+"""Leading eigenpairs of a client's data, independent of the signs that LAPACK chooses and of the number of
+threads.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from threadpoolctl import ThreadpoolController
 
 @functools.cache
 def libraries() -> ThreadpoolController:
-    """The thread pools of this process, SciPy's own BLAS among them: what is loaded later has no limit."""
+    """The thread pools of this process, with SciPy's own BLAS; libraries loaded later are not limited."""
     import scipy.linalg  # noqa: F401
 
     return ThreadpoolController()
@@ -34,8 +36,8 @@ def one_thread() -> Iterator[None]:
 def fix_signs(vectors_DQ: NDArray[np.float64]) -> NDArray[np.float64]:
     """Flip the columns of ``(D, Q)`` so that the entry of largest magnitude is positive.
 
-    Singular vectors and eigenvectors have no sign of their own. Among entries of nearly the same
-    magnitude the first decides, so that rounding does not.
+    The sign of a singular vector or eigenvector is arbitrary. Among entries of nearly the same magnitude
+    the first one decides, so that the result does not depend on rounding.
     """
     if vectors_DQ.size == 0:
         return vectors_DQ
@@ -55,7 +57,7 @@ def leading_eigenpairs(
 
     Args:
         x: samples ``(n, D)``.
-        count: how many are wanted.
+        count: maximum number of eigenpairs.
         tiny: eigenvalues up to ``tiny`` times the largest are dropped: their eigenvectors are rounding.
 
     Returns:

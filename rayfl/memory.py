@@ -1,6 +1,6 @@
-"""The available memory: of the machine, or of the control group (a container) if it has less.
+"""The available memory of the machine, or of the control group (a container) if that has less.
 
-Also whether freed memory is kept by the process.
+Also settings for whether this process keeps freed memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _VERSIONS = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Files of both versions of control groups: the limit, what is used, and what can be reclaimed of it."""
+"""Files of both versions of control groups: the limit, the memory in use, and the key of the part of it that
+can be reclaimed."""
 
 
 def total_memory(cgroup: Path = CGROUP) -> int:
@@ -46,26 +47,26 @@ def free_memory(cgroup: Path = CGROUP) -> int:
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
-"""Numbers of three settings of ``mallopt`` in the C library of GNU."""
+"""Numbers of three parameters of ``mallopt`` in the GNU C library."""
 
 _MMAP_MOST = 1 << 16
-"""How many pieces get a mapping of their own, by default."""
+"""Default of the maximum number of allocations with a mapping of their own."""
 
 _LARGEST, _MOST = 1 << 25, 1 << 28
-"""Bytes of the largest piece that is kept when it is freed (no more can be set), and of all that is kept."""
+"""Bytes of the largest allocation that is kept when freed (glibc's maximum), and of all that are kept."""
 
 
 def keep_freed(all_of_it: bool = False) -> None:
     """Make this process keep freed memory for later allocations (with the GNU C library).
 
-    By default the memory of tensors of some megabytes is returned to the system when they are freed, and
-    every training step gets it again page by page, which takes a quarter of the time of a small network with
-    a large vocabulary.
+    By default the memory of tensors of some megabytes is returned to the system when they are freed. Every
+    training step then gets it again page by page, which takes a quarter of the training time of a small
+    network with a large vocabulary.
 
     Args:
-        all_of_it: also pieces of more than 32 MB, for processes that copy large models: new pages take much
-            longer than the copy. The process then stays as large as it has ever been, until it calls
-            :func:`give_back`.
+        all_of_it: also allocations of more than 32 MB, for processes that copy large models: getting new
+            pages takes much longer than the copy. The process then stays as large as it has ever been, until
+            it calls :func:`give_back`.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
@@ -76,7 +77,7 @@ def keep_freed(all_of_it: bool = False) -> None:
 
 
 def give_back() -> None:
-    """Return freed memory to the system, and from now on that of large pieces as soon as they are freed."""
+    """Return freed memory to the system; from now on, return large allocations as soon as they are freed."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_MAX, _MMAP_MOST)
@@ -85,7 +86,7 @@ def give_back() -> None:
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds, what it shares with others among them; 0 if unknown."""
+    """Resident memory of this process in bytes, including pages shared with others; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:

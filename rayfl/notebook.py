@@ -11,14 +11,14 @@ from rayfl.monitor import Pace
 from rayfl.units import counted, duration, percent
 
 SHOWN_NOTES = 6
-"""The last lines that are shown below the bar."""
+"""Number of the newest notes that are shown below the bar."""
 
 
 def listener() -> Listener:
-    """Shows progress if this is a notebook; else nothing. IPython is not imported for it."""
+    """A listener that shows progress if this is a notebook, else does nothing; it does not import IPython."""
     shell = sys.modules.get("IPython")
     running = shell.get_ipython() if shell is not None and hasattr(shell, "get_ipython") else None
-    if type(running).__name__ != "ZMQInteractiveShell":  # a kernel; IPython in a terminal is none
+    if type(running).__name__ != "ZMQInteractiveShell":  # no notebook kernel, e.g. IPython in a terminal
         return lambda event: None
     from IPython.display import display  # type: ignore[import-not-found]
 
@@ -26,7 +26,7 @@ def listener() -> Listener:
 
 
 class _Shown:
-    """Something that a notebook shows as HTML, and elsewhere as nothing."""
+    """An object that a notebook shows as HTML; elsewhere its text is empty."""
 
     def __init__(self, content: str) -> None:
         self._content = content
@@ -39,10 +39,10 @@ class _Shown:
 
 
 class Progress:
-    """A bar, the last round, and what there is to say.
+    """Listener that shows a progress bar, the last round, and the newest notes.
 
     Args:
-        handle: whose ``update`` replaces what is shown.
+        handle: IPython's display handle; its ``update`` replaces what is shown.
     """
 
     def __init__(self, handle: Any) -> None:

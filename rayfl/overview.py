@@ -1,4 +1,4 @@
-"""What a person sees of runs from another terminal: ``rayfl runs`` and ``rayfl top``."""
+"""The output of ``rayfl runs`` and ``rayfl top``, which show runs from another terminal."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rayfl.remote import is_url
 from rayfl.units import UNKNOWN, counted, duration, number, percent, size
 
 _PAUSE_THERE = 5.0
-"""Seconds between two looks at a run on object storage; what it says there is up to ten seconds old."""
+"""Seconds between two reads of a run on object storage, where its status is up to ten seconds old."""
 
 _COLOURS = {"starting": "cyan", "running": "green", "stopped": "yellow", "failed": "red", "finished": ""}
 
 
 def runs_table(runs: Sequence[RunView], folder: Path | str) -> Text:
-    """The table of ``rayfl runs``: one line a run, and a second one that says why a run has failed.
+    """The table of ``rayfl runs``: one line per run; failed runs have a second line with the reason.
 
-    The name comes last and is never broken: it is what people copy.
+    The name comes last and is never wrapped, so that it can be copied.
     """
     headings = ("state", "rounds", "accuracy", "ETA", "begun", "method", "dataset", "run")
     cells = [
@@ -53,7 +53,7 @@ def runs_table(runs: Sequence[RunView], folder: Path | str) -> Text:
 
 
 def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """A line of a table; rounds, accuracy and ETA end at the right."""
+    """A line of a table; rounds, accuracy and ETA are aligned to the right."""
     pairs = enumerate(zip(cells, widths, strict=True))
     return "  ".join(cell.rjust(w) if 1 <= at <= 3 else cell.ljust(w) for at, (cell, w) in pairs).rstrip()
 
@@ -124,12 +124,12 @@ def lines(s: Status) -> list[tuple[str, str]]:
 
 
 def follow(path: Path | str, console: Console, wait: Callable[[float], None] = time.sleep) -> RunView:
-    """Show a run until it ends: on a terminal as a screen that changes, elsewhere as a line a round.
+    """Show a run until it ends: on a terminal as a screen that is updated, elsewhere as one line per round.
 
     Args:
         path: the run directory, or its URL.
-        console: where to.
-        wait: between two looks.
+        console: where to print.
+        wait: called with the seconds between two reads of the run.
     """
     run, told = view(path), -1
     pause = _PAUSE_THERE if is_url(path) else 1.0

@@ -1,4 +1,4 @@
-"""What a preset says of the experiment of a paper that it repeats: the ``paper:`` block of its YAML file."""
+"""The ``paper:`` block of a preset's YAML file: the settings of the paper whose experiment it repeats."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rayfl.settings import Section
 
 
 class Paper(Section):
-    """The paper's settings, and why those of the preset are others. No part of a run's config.
+    """The paper's settings, and why the preset differs from them. Not part of a run's config.
 
-    Settings are named by their dotted paths; the paper's values are those that rayfl would be given, or words
-    where rayfl has no such value.
+    Settings are named by their dotted paths. Their values are written as in a config of rayfl, or in words if
+    rayfl has no such value.
     """
 
     source: str = Field(min_length=1, description="the paper, and its table, figure or section")
@@ -29,7 +29,7 @@ class Paper(Section):
 
 
 class Deviation(NamedTuple):
-    """A setting that is not the paper's."""
+    """A setting that differs from the paper."""
 
     setting: str
     paper: Any
@@ -38,7 +38,7 @@ class Deviation(NamedTuple):
 
 
 def deviations(paper: Paper, config: Mapping[str, Any]) -> list[Deviation]:
-    """The settings that are not the paper's.
+    """The settings that differ from the paper.
 
     Args:
         paper: what the paper states.

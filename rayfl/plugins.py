@@ -49,7 +49,7 @@ class Plugin:
 
     Attributes:
         module: its name in Python.
-        given: how the user named it.
+        given: its name or path as the user wrote it.
         folder: the folder of its top module; None if it has no source.
         files: the source files that belong to it, below the folder, sorted.
         sha256: of these files and their names.
@@ -115,20 +115,21 @@ _loaded: dict[str, Plugin] = {}
 """The plug-ins of this process by module, in the order in which they were imported."""
 
 _restored: dict[str, Path] = {}
-"""The plug-ins restored from an earlier run, with its directory; for that run they replace whatever is now at
-the path that the user named then.
+"""The plug-ins restored from earlier runs, each with the run's directory; for that run a restored plug-in
+replaces the present file at the path that the user named then.
 """
 
 
 class _Finder:
-    """Finds what restored plug-ins import where their sources are, also in functions that are called later.
+    """Finds the modules that restored plug-ins import next to their sources, also for imports in functions.
 
-    Their folders come last on ``sys.path``, after the current one, which may hold newer versions.
+    Without it Python would search the folders of these plug-ins last, after the current folder, which may
+    contain newer versions.
     """
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
-        """What Python asks of a finder; of modules within packages only the package knows."""
+        """The spec of a top-level module of a restored plug-in; None for all others (the finder protocol)."""
         if path is not None:
             return None
         for module in _restored.keys() & _loaded.keys() - _travelled():
@@ -154,7 +155,7 @@ def loaded() -> tuple[Plugin, ...]:
 
 
 def presets() -> dict[str, Path]:
-    """The presets of the packages that plug-ins are or lie in, by name: ``presets/*.yaml`` in its folder."""
+    """The presets of plug-ins that are, or are part of, a package: its ``presets/*.yaml``, by name."""
     found: dict[str, Path] = {}
     for plugin in loaded():
         steps = plugin.module.split(".")
@@ -187,18 +188,18 @@ def restore(
     registries: Iterable[Registry[Any]],
     changed: bool = False,
 ) -> None:
-    """Import a plug-in of an earlier run, or take the one of this process if it is the same.
+    """Import a plug-in of an earlier run, or use the one of this process if it is the same.
 
     Args:
         recorded: its entry in ``plugins.json``.
         folder: where its files are now; None for an installed package.
         run: the run directory.
         registries: that may receive parts.
-        changed: take another version of it, too.
+        changed: also accept another version of it.
 
     Raises:
-        ConfigError: as :func:`load`; or if this process has imported another version, with which the run's
-            models would be others.
+        ConfigError: as :func:`load`; or if this process has imported another version, which might build
+            other models than the run's.
     """
     name = recorded.module
     if fresh := name not in _loaded:
@@ -230,19 +231,19 @@ _finder: Any = _Finder()
 
 
 def _forget(name: str) -> None:
-    """As if a plug-in had not been restored."""
+    """Undo the registration of a restored plug-in."""
     del _loaded[name], _restored[name]
 
 
 def _other_version(recorded: Plugin) -> str | None:
-    """The file of this process that is not as a run recorded it; None if all are.
+    """A file of this process that differs from the one that a run recorded; None if none does.
 
-    Installed packages are not compared: the run did not keep them, and no restart would bring them back.
+    Installed packages are not compared: the run has no copy of them, so a restart would not restore them.
     """
     here = _loaded[recorded.module]
     if recorded.installed or here.installed or here.folder is None:
         return None
-    # In the folder of the run's sources a plug-in may find more files that belong to it.
+    # In the run's folder of sources, files of other plug-ins may also belong to this one.
     if here.sha256 != recorded.sha256 and not (
         here.now() == here and _hash_in(here.folder, recorded.files) == recorded.sha256
     ):
@@ -251,7 +252,7 @@ def _other_version(recorded: Plugin) -> str | None:
 
 
 def _stray(plugin: Plugin) -> str | None:
-    """A module from elsewhere, with other contents, that Python takes for a file of a plug-in."""
+    """The file of an imported module with the name of a plug-in's file, but other contents; None if none."""
     if plugin.folder is None or plugin.installed or plugin.module in _travelled():
         return None
     for file in plugin.files:
@@ -270,7 +271,7 @@ def _stray(plugin: Plugin) -> str | None:
 
 
 def refuse_old(named: Iterable[str]) -> None:
-    """Refuse plug-ins whose old version this process has imported because it has read an earlier run.
+    """Refuse plug-ins of which this process has imported an old version, to read an earlier run.
 
     Args:
         named: modules and files, or targets in them, that the config of a new run names.
@@ -305,7 +306,7 @@ def _folder_of(given: str) -> Path | None:
 
 
 def _found_anew(top: str) -> Path | None:
-    """The folder in which a process that has read no run would find a module; None if it found none."""
+    """The folder in which a process that has read no run would find a module; None if it would find none."""
     kept = {str(run / "plugins") for run in _restored.values()}
     paths = [os.path.abspath(path) for path in sys.path]
     spec = PathFinder.find_spec(top, [*(path for path in paths if path not in kept), os.getcwd()])
@@ -472,7 +473,7 @@ def pack(folder: Path) -> list[Path]:
 
 
 def variables() -> dict[str, str]:
-    """Environment variables of workers, which say what has been sent to them."""
+    """Environment variables for workers, which name the plug-ins that have been sent to them."""
     return {_TRAVELLED: ",".join(plugin.module for plugin in travelling())}
 
 
@@ -518,10 +519,10 @@ _importing: list[str] = []
 
 
 def refuse_while_importing() -> None:
-    """Refuse a run that a plug-in starts on import: a script would run itself again and again.
+    """Refuse a run that a plug-in starts on import: each process of the run would import and start it again.
 
     Raises:
-        ConfigError
+        ConfigError: if a plug-in is being imported.
     """
     if _importing:
         raise ConfigError(
@@ -532,7 +533,7 @@ def refuse_while_importing() -> None:
 
 
 def broken(error: BaseException, given: str) -> ConfigError:
-    """File, line and error of a failure in a user's code."""
+    """An error with the file, line and message of a failure in a user's code."""
     where = f"plug-in {given}"
     if isinstance(error, ConfigError):
         return error
@@ -560,7 +561,7 @@ class Fault:
 
     Attributes:
         frames: the lines of the user's code in the traceback, the outermost first.
-        line: the outermost function of the user's, the innermost line of the user's, and the error.
+        line: the outermost function and the innermost line of the user's code, and the error.
     """
 
     frames: tuple[str, ...]
@@ -568,11 +569,11 @@ class Fault:
 
 
 def fault_of(error: BaseException, text: str = "") -> Fault | None:
-    """What a traceback tells of the user's code; None if rayfl called no code of the user's in it.
+    """The fault in the user's code that a traceback shows; None if it contains no user code called by rayfl.
 
     Args:
-        error: what was raised; one of Ray's has the traceback of the other process as its text.
-        text: the traceback, if it is not that of ``error``.
+        error: what was raised; the text of an error of Ray contains the traceback of the other process.
+        text: the traceback, if not that of ``error``.
     """
     if text:
         what = (text.strip().splitlines() or ["unknown cause"])[-1]
@@ -606,10 +607,10 @@ def _is_rayfl(file: str) -> bool:
 
 
 def call_part(part: object, method: str, *given: Any) -> Any:
-    """Call a method of a part before a run; an error in a user's own code is a line that says where.
+    """Call a method of a part before a run; an error in a user's part becomes one line with file and line.
 
     Raises:
-        ConfigError: in place of any error of a part that is not rayfl's.
+        ConfigError: in place of any error of a part that does not come with rayfl.
     """
     try:
         return getattr(part, method)(*given)
@@ -625,7 +626,7 @@ def call_part(part: object, method: str, *given: Any) -> Any:
 
 
 def is_own(part: object) -> bool:
-    """Whether a part is rayfl's."""
+    """Whether a part comes with rayfl."""
     return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
@@ -720,7 +721,7 @@ def _named_import(call: ast.Call, package: str) -> Iterator[str]:
         return
     name = getattr(call.args[0], "value", None)  # of a constant
     if isinstance(name, str):
-        with contextlib.suppress(ImportError, ValueError):  # what leads out of the package is not found later
+        with contextlib.suppress(ImportError, ValueError):  # such as a relative name that leaves the package
             yield importlib.util.resolve_name(name, package)
 
 
@@ -739,7 +740,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def _hash(folder: Path, files: Sequence[str]) -> str:
-    """The hash of the names and contents of files.
+    """The SHA-256 of the names and contents of files, as hex digits.
 
     Raises:
         OSError

@@ -1,11 +1,11 @@
-"""Random numbers keyed by what they are for, never by process or order.
+"""Random numbers keyed by their purpose, never by process or order.
 
 Every draw is a pure function of ``(seed, purpose, *ids)``, so a run gives the same bits on any number of
 workers, after a worker's death, and after a resume. Forms:
 
 - :func:`generator`: a NumPy generator for one key (partitions, cohorts: a few per run or round);
-- :func:`orders` and :func:`uniforms`: the shuffled sample orders of many clients at once, or as many numbers
-  as each of them needs, from a counter-based hash (splitmix64), which costs no generator per client.
+- :func:`orders` and :func:`uniforms`: shuffled sample orders, or any number of uniform numbers per client,
+  for many clients in one call. They use a counter-based hash (splitmix64), so no client needs a generator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def key(seed: int, purpose: str, *ids: int) -> int:
 
 
 def moment(round: int, phase: int = 0) -> tuple[int, ...]:
-    """The part of a key that says when clients draw: the round, and which of its trainings but the first."""
+    """The part of a key that identifies a training of clients: the round, and the phase unless it is 0."""
     return (round, phase) if phase else (round,)
 
 
@@ -65,12 +65,12 @@ def uniforms(
         purpose: what they are for.
         round: the round.
         clients: client ids ``(B,)``.
-        counts: how many each gets ``(B,)``.
-        phase: which training of the round, of clients that train several times.
+        counts: how many numbers each client gets ``(B,)``.
+        phase: see :class:`~rayfl.training.LocalWork`.
 
     Returns:
         For each client an array ``(count,)``, which depends on (seed, purpose, round, phase, client) alone; a
-        smaller count gives the first of the same numbers.
+        smaller count gives a prefix of the same numbers.
     """
     if not len(clients):
         return []
@@ -122,6 +122,6 @@ def orders(
 def orders_of_size(
     seed: int, round: int, clients: NDArray[np.integer], size: int, epochs: int, phase: int = 0
 ) -> NDArray[np.intp]:
-    """The same orders for clients of one size, side by side: ``(B, E, n)``."""
+    """The orders of :func:`orders` for clients that all have ``size`` samples, as one array ``(B, E, n)``."""
     draws = hashes(key(seed, "sample order", *moment(round, phase)), clients, epochs * size)
     return np.argsort(draws.reshape(len(clients), epochs, size), axis=-1, kind="stable")

@@ -1,4 +1,5 @@
-"""Run directories on object storage: ``output.root: s3://bucket/runs``, ``gs://...``, ``abfs://...``, ``file:///...``.
+"""Run directories on object storage: ``output.root: s3://bucket/runs``, ``gs://...``, ``abfs://...``, or
+``file:///...``.
 
 A run works in a local folder, its *staging folder*, and is published from there after every checkpoint and at
 the end. Object stores cannot rename, so the order of writes replaces a rename: a checkpoint's
@@ -38,14 +39,14 @@ import psutil
 from rayfl.errors import ConfigError, DiskError, Held
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "file")
-"""Of the URLs of object storage, and of file systems without locks."""
+"""Schemes of URLs of object storage, and of file systems without locks."""
 
 URL = rf"^({'|'.join(SCHEMES)}):/"
 """The beginning of the URL of a remote root. ``Path`` collapses its two slashes to one."""
 
 _NOTE, _PUBLISHED, _LEASE = ".remote", ".published.json", ".lease"
 """Files in a staging folder: the URL of its root, the record of what has been published, and the name of this
-process's object below ``.lease/`` there."""
+process's lease below ``.lease/`` in the remote directory."""
 
 _BEAT = 10.0
 """Seconds between two writes of a lease."""
@@ -57,16 +58,16 @@ _LOOK = 1.0
 """Seconds between two checks of the leases of others."""
 
 _held: set[str] = set()
-"""The leases that this process holds, without those that could not be removed."""
+"""The leases that this process holds; not those that it has given up but could not remove."""
 
 _OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=30", "gcs": "retry_limit_seconds=30"}
-"""Added to a URL that lacks it. On S3 a small file takes one request instead of three. Google's client would
-try for 15 minutes to reach an endpoint that does not answer."""
+"""Options added to URLs that do not set them. S3 then takes one request instead of three for a small file,
+and Google's client does not try for 15 minutes to reach an endpoint that does not answer."""
 
 _NO_BUCKET = re.compile("AWS Error NO_SUCH_BUCKET|NOT_FOUND: .*specified bucket does not exist")
 _FORBIDDEN = re.compile(r"AWS Error ACCESS_DENIED|Status\((PERMISSION_DENIED|UNAUTHENTICATED): ")
 _UNREACHABLE = re.compile(r"AWS Error NETWORK_CONNECTION|Status\(UNAVAILABLE: ")
-"""In the errors of storages."""
+"""Patterns in the error messages of storages."""
 
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 
@@ -77,7 +78,7 @@ def is_url(text: object) -> bool:
 
 
 def plain(path: object) -> str:
-    """A path for people; that of a URL with its two slashes, one of which ``Path`` has removed."""
+    """A path as shown to users; a URL without its options, and with both slashes (``Path`` removes one)."""
     return "{}://{}".format(*_parts(str(path))).partition("?")[0] if is_url(path) else str(path)
 
 
@@ -87,10 +88,10 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def staging(root: str) -> Path:
-    """The local folder in which the runs of a root are made: below ``$RAYFL_STAGING``, else
+    """The local staging folder of the runs of a root: below ``$RAYFL_STAGING``, else
     ``~/.cache/rayfl/staging``.
 
-    Buckets of one name at two endpoints have a folder each.
+    Buckets of the same name at different endpoints have different folders.
     """
     own = os.environ.get("RAYFL_STAGING")
     folder = Path(own) if own else Path.home() / ".cache" / "rayfl" / "staging"
@@ -104,7 +105,7 @@ def staging(root: str) -> Path:
 
 
 def split(url: str) -> tuple[str, str]:
-    """The root and the name of a run."""
+    """Split the URL of a run into the URL of its root and its name."""
     scheme, rest = _parts(url)
     path, mark, query = rest.partition("?")
     root, _, name = path.rstrip("/").rpartition("/")
@@ -152,7 +153,7 @@ def newest(root: str) -> str | None:
 
 
 class Remote:
-    """Where a run is published.
+    """The remote directory in which a run is published.
 
     Args:
         root: the URL of the folder of all runs.
@@ -167,7 +168,7 @@ class Remote:
 
     @property
     def url(self) -> str:
-        """Its URL with the options of the root's."""
+        """The URL of the run, with the options of the root's URL."""
         scheme, rest = _parts(self.root)
         path, mark, query = rest.partition("?")
         return f"{scheme}://{path.rstrip('/')}/{self.name}{mark}{query}"
@@ -179,7 +180,7 @@ class Remote:
         return cls(note.read_text(encoding="utf-8"), folder.name) if note.is_file() else None
 
     def claim(self, folder: Path) -> None:
-        """Turn a folder into the staging folder of this run."""
+        """Mark a folder as the staging folder of this run."""
         (folder / _NOTE).write_text(self.root, encoding="utf-8")
 
     @cached_property
@@ -194,7 +195,7 @@ class Remote:
         return system, f"{path.rstrip('/')}/{self.name}"
 
     def is_run(self) -> bool:
-        """Whether there is a run; a bucket is none.
+        """Whether there is a run at this URL; never true for a bucket itself.
 
         Raises:
             DiskError: if the storage does not answer.
@@ -212,14 +213,14 @@ class Remote:
         return bool(info.type == fs.FileType.File)
 
     def _require_bucket(self) -> None:
-        """Raise the storage's error if the bucket does not exist: to pyarrow, nothing lies there then."""
+        """Raise the storage's error if the bucket does not exist: pyarrow then just finds no files."""
         from pyarrow import fs
 
         system, path = self._place
         folder = fs.FileSelector(path.rstrip("/"), allow_not_found=False)
         try:
             system.get_file_info(folder)
-        except FileNotFoundError as error:  # of GCS also for a bucket that does not exist
+        except FileNotFoundError as error:  # GCS raises it also for a bucket that does not exist
             if _NO_BUCKET.search(str(error)):
                 raise
 
@@ -241,7 +242,7 @@ class Remote:
             where = fs.FileSelector(f"{path}/{folder}".rstrip("/"), recursive=True, allow_not_found=True)
             found = [info for info in system.get_file_info(where) if info.type == fs.FileType.File]
             names = {i.path[len(path) + 1 :]: (i.size, i.mtime.timestamp()) for i in found}
-        # The next lease of a process is no lease yet.
+        # Leave out the temporary file of a lease that is being written.
         return {name: at for name, at in names.items() if not name.startswith(f"{_LEASE}/.")}
 
     @contextlib.contextmanager
@@ -252,7 +253,7 @@ class Remote:
             raise DiskError(self, self._reason(error), "cannot be read or written") from None
 
     def _reason(self, error: Exception) -> str:
-        """An error of the storage in a line: in our words where it is a common one."""
+        """An error of the storage as one line; common errors are reworded."""
         text = " ".join(str(error).split())
         bucket = _parts(self.root)[1].partition("?")[0].strip("/").partition("/")[0].rpartition("@")[2]
         if _NO_BUCKET.search(text):
@@ -266,8 +267,8 @@ class Remote:
     def publish(self, folder: Path) -> None:
         """Make the remote directory equal to this folder.
 
-        Only what has changed is uploaded. A file of a checkpoint whose contents are there under another name,
-        in an earlier checkpoint, is copied by the storage.
+        Only what has changed is uploaded. If an earlier checkpoint there has a file with the same contents,
+        the storage copies it.
 
         Raises:
             DiskError: if that fails; the remote directory stays readable.
@@ -289,7 +290,7 @@ class Remote:
         gone = there.keys() - here.keys()
         invalid = {name for name in there if name in new and name.endswith(_LAST)} | (gone & {_LAST[1]})
         unchanged = {name: stamp for name, stamp in before.items() if name not in new}
-        # Before the first change: if publishing is interrupted, the next one must not believe the old record.
+        # Before the first change: if publishing is interrupted, the old record must not be trusted next time.
         (folder / _PUBLISHED).write_text(json.dumps(unchanged), encoding="utf-8")
         same = {stamp[2]: name for name, stamp in unchanged.items() if there.get(name) == stamp[0]}
         with self._reaching():
@@ -303,18 +304,18 @@ class Remote:
         (folder / _PUBLISHED).write_text(json.dumps(now), encoding="utf-8")
 
     def _remove_all(self, names: Iterable[str]) -> None:
-        """Remove remote files, in the order in which no checkpoint appears complete that is not."""
+        """Remove remote files in an order in which no incomplete checkpoint ever appears complete."""
         for name in sorted(names, key=_rank, reverse=True):
             self._remove(name)
 
     def _duplicate(self, old: str, name: str) -> bool:
-        """Have the storage copy a file; returns whether it can."""
+        """Have the storage copy a file; return whether that succeeded."""
         system, path = self._place
         try:
             if system.type_name in ("local", "hdfs"):
                 system.create_dir(f"{path}/{name}".rpartition("/")[0], recursive=True)
             system.copy_file(f"{path}/{old}", f"{path}/{name}")
-        except (OSError, NotImplementedError):  # for example more than S3 copies at once
+        except (OSError, NotImplementedError):  # for example a file larger than S3 copies in one request
             return False
         return True
 
@@ -339,7 +340,7 @@ class Remote:
         system.delete_file(f"{path}/{name}")
 
     def fetch(self, folder: Path) -> None:
-        """Make this folder equal to the remote directory, unless this folder has more rounds.
+        """Make this folder equal to the remote directory, unless it is a staging folder that is not behind.
 
         Raises:
             ConfigError: if there is no run.
@@ -414,7 +415,7 @@ class Remote:
                 self._sign(lease, folder)
 
     def _outlast_others(self, mine: str, say: Callable[[str], None]) -> None:
-        """Return when all other processes are dead; on this machine that is known at once.
+        """Wait until all other processes are known to be dead; on this machine that is known immediately.
 
         Raises:
             Held: if one is alive.
@@ -455,7 +456,7 @@ class Remote:
         return {}
 
     def glance(self, folder: Path) -> None:
-        """Fetch what ``rayfl runs`` and ``rayfl top`` read of a run: its config and status.
+        """Fetch the files that ``rayfl runs`` and ``rayfl top`` read: the run's config and status.
 
         Raises:
             DiskError: if the storage does not answer.
@@ -493,7 +494,7 @@ def _machine() -> str:
 
 
 def _born(pid: object) -> float | None:
-    """When a process began; None if there is none of this id."""
+    """When a process started; None if no process has this id."""
     try:
         return float(psutil.Process(pid).create_time()) if isinstance(pid, int) else None
     except psutil.Error:
@@ -516,8 +517,8 @@ def _visible(folder: Path) -> dict[str, Path]:
 
 
 def _stamps(files: Mapping[str, Path]) -> dict[str, list[Any]]:
-    """Size and modification time of each file, to notice changes; and the SHA-256 of files of checkpoints, as
-    their manifests say."""
+    """Size and modification time of each file, to notice changes, and for files of checkpoints the SHA-256
+    from their manifests."""
     digests: dict[str, str] = {}
     for name, path in files.items():
         if _checkpoint(name) is not None and name.endswith(_LAST[0]):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rayfl.report.plots import Plots
 
 _BATCH = 500
-"""Samples that a network is given at a time."""
+"""Samples per forward pass."""
 
 
 @dataclass(frozen=True, init=False)
@@ -73,7 +73,7 @@ class Result:
 
     @property
     def groups(self) -> pd.DataFrame:
-        """Accuracy by planted group and by cluster: one row each for every round with tests."""
+        """Accuracy by planted group and by cluster: one row for each of them in every tested round."""
         found: pd.DataFrame = self._read("groups.csv", RunDirectory(self.path).read_frame)
         return found
 
@@ -105,8 +105,8 @@ class Result:
 
         Args:
             client: take the model with which this client was last tested, see :func:`client_models`.
-            cluster: take the server's model of this cluster; ``0`` if there is one model for all; with
-            several edges the name of the file in ``models/``, such as ``"0_edge_1"``.
+            cluster: take the server's model of this cluster; ``0`` if there is one model for all clients.
+            With several edges give the suffix of the file in ``models/``, such as ``"0_edge_1"``.
             finetuned: take the client's model after ``evaluation.finetune_epochs``.
 
         Raises:
@@ -127,13 +127,13 @@ class Result:
                 raise ConfigError(str(self.path), f"there is no cluster {cluster!r}", remedy)
             tensors = load_file(file)
         module = host.spec.build()
-        module.load_state_dict(tensors, strict=False)  # counters of batches are not averaged
+        module.load_state_dict(tensors, strict=False)  # BatchNorm's batch counters are not averaged or saved
         return module.eval()
 
     def predict(
         self, x: NDArray[np.generic], client: int | str | None = None, cluster: int | str | None = None
     ) -> NDArray[np.generic]:
-        """The classes that a model predicts; with losses of numbers, its outputs.
+        """The classes that a model predicts; with numeric losses, its outputs.
 
         Args:
             x: inputs as the dataset stores them ``(n, *shape)``; the run's :attr:`scaling` is applied to
@@ -141,11 +141,11 @@ class Result:
             client, cluster: whose model, see :meth:`model`.
 
         Returns:
-            Classes ``(n,)``; for texts words ``(n, L)``; for numbers floats ``(n, D)``.
+            Classes ``(n,)``; for language models words ``(n, L)``; with numeric losses floats ``(n, D)``.
 
         Raises:
-            ConfigError: as :meth:`model`, or if the inputs have another shape than the run's, or are pixels
-                (uint8) where the run's are other numbers, or the other way round.
+            ConfigError: as :meth:`model`, or if the inputs have another shape than the run's, or only one of
+                the two consists of pixels (uint8).
         """
         import numpy as np
         import torch
@@ -177,13 +177,13 @@ class Result:
 
     @cached_property
     def _built(self) -> tuple[tuple[Stage, ...], HostSpec]:
-        """The federation and the network, built again from config and data."""
+        """The stages of the federation and the host's settings, built again from config and data."""
         directory = RunDirectory.open(self.path)
         return build(directory.config, directory.scaling)
 
     @cached_property
     def scaling(self) -> Scaling:
-        """Prepares inputs for models: ``result.scaling.apply(x)`` of inputs as the dataset stores them."""
+        """Prepares inputs for models: ``result.scaling.apply(x)``, with ``x`` as the dataset stores it."""
         return Scaling.from_dict(RunDirectory(self.path).read_json("normalisation.json"))
 
     @property
@@ -192,7 +192,7 @@ class Result:
         return dict(self._read("summary.json", RunDirectory(self.path).read_json) or {})
 
     def _read(self, name: str, read: Callable[[str], Any]) -> Any:
-        """What a file of the run holds; it is read again when it has changed, as when the run is resumed."""
+        """The contents of a file of the run, cached until the file changes (the run may be resumed)."""
         try:
             stat = (self.path / name).stat()
             now = (stat.st_mtime_ns, stat.st_size)
@@ -210,14 +210,14 @@ def client_models(
 ) -> Iterator[tuple[int | str, dict[str, torch.Tensor]]]:
     """Rebuild the models with which clients of a run were last tested (``accuracy_last``).
 
-    That is the server's model with what belongs to the client (layers, a mask, a whole model), after
-    test-time adaptation (Per-FedAvg). It is rebuilt from the newest checkpoint and the data. A run that was
-    stopped was last tested some rounds before the checkpoint. What a run trained on a GPU is trained again on
-    this machine's device, and may round differently.
+    A client's model is the server's model combined with the client's own state (layers, a mask, a whole
+    model), after test-time adaptation (Per-FedAvg). It is rebuilt from the newest checkpoint and the data. A
+    stopped run was last tested some rounds before that checkpoint. Training is repeated on this machine's
+    device; if the run used a GPU, results may differ by rounding.
 
     Args:
         path: the run directory.
-        clients: ids, your own if the partition has such; None for all clients present at the end.
+        clients: ids, your own if the partition has them; None for all clients present at the end.
         finetuned: rebuild the models of ``accuracy_finetuned``, after ``evaluation.finetune_epochs``.
 
     Yields:
@@ -225,7 +225,7 @@ def client_models(
         ``models/*.safetensors``; in the order of the clients' numbers.
 
     Raises:
-        ConfigError: if it is no run, or one without fine-tuning; or there is no such client.
+        ConfigError: if there is no such run or client, or if ``finetuned`` and the run did not fine-tune.
         RayflError: if there is no checkpoint yet, or a client was absent.
     """
     import torch

@@ -2,9 +2,9 @@
 
 ```
 runs/<name>-<algorithm>-<changed settings>-seed<seed>-<time>/
-  status.json        what the run does now        log.jsonl          what happened, one JSON object a line
+  status.json        current state of the run     log.jsonl          events, one JSON object a line
   config.yaml        the resolved config          environment.json   versions, cores, data fingerprint
-  normalisation.json how the models take inputs: (x * factor - mean) / std, for ever after
+  normalisation.json scaling of the inputs, (x * factor - mean) / std; never changes
   rounds.csv         one row a round              clients.csv        one row a client, best and last
                      (the names of accuracies: rayfl/evaluation/protocols.py)
   groups.csv         one row a tested round and planted group or cluster
@@ -12,7 +12,7 @@ runs/<name>-<algorithm>-<changed settings>-seed<seed>-<time>/
   labels.csv         training samples of each client and class
   checkpoints/       state and models             models/            final models, one safetensors file each
   events.out.*       TensorBoard                  report.html        plots and tables
-  loggers.json       the ids under which MLflow and the like know the run
+  loggers.json       the ids of the run in MLflow and similar services
   plugins.json       code from outside of rayfl, with the hash of its source; plugins/: the source itself
   summary.json       the numbers of the closing table, and the hash of the final models
 ```
@@ -67,7 +67,7 @@ METRIC_COLUMNS = (
     "distinct_test_samples",
     "estimated_from",
 )
-"""Of a round's evaluation."""
+"""Columns of a round's evaluation."""
 
 ROUND_COLUMNS = (
     "round",
@@ -83,11 +83,10 @@ ROUND_COLUMNS = (
     "bytes_down",
     "failures",
 )
-"""Of ``rounds.csv``. ``round`` is an index from 0, as in all files; what people read counts from 1.
-``seconds`` are the round's own; ``summary.json`` has the run's. ``stage`` counts the rounds with events so
-far.
-``estimated_from`` is the number of clients that were tested in place of all, where the metrics are estimates;
-empty where all were tested."""
+"""Columns of ``rounds.csv``. ``round`` is an index from 0, as in all files; output for people counts from 1.
+``seconds`` is the duration of the round; ``summary.json`` has that of the run. ``stage`` counts the rounds
+with events so far. ``estimated_from`` is the number of clients tested if the metrics are estimates from a
+sample, and empty if all clients were tested."""
 
 GROUP_COLUMNS = (
     "round",
@@ -103,22 +102,22 @@ GROUP_COLUMNS = (
     "loss_mean",
     "estimated_from",
 )
-"""Of ``groups.csv``: what the metrics of a round are in each planted group (``kind`` group) or cluster."""
+"""Columns of ``groups.csv``: a round's metrics for each planted group (``kind`` is ``group``) or cluster."""
 
 _COLUMNS = {"rounds.csv": ROUND_COLUMNS, "groups.csv": GROUP_COLUMNS}
 
 
 AT_ONCE = 100_000
-"""Rows of a table that are made into text together."""
+"""Rows of a table that are converted to text together."""
 
 _MANY = 1_000
-"""Rows of a table from which on Arrow makes them into text."""
+"""Tables with at least this many rows are converted to text by Arrow."""
 
 _LONGEST_NAME = 97
 
 
 class RunDirectory:
-    """One run's files. Only the driver writes here."""
+    """The directory of one run. Only the driver writes to it."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
@@ -126,11 +125,11 @@ class RunDirectory:
 
     @classmethod
     def create(cls, config: Config, changed: Sequence[str] = ()) -> RunDirectory:
-        """A new directory below ``output.root``, named by what tells the run from others, and the time.
+        """A new directory below ``output.root``, see :func:`name_of` for its name.
 
         Args:
             config: of the run.
-            changed: settings that the name speaks of, such as ``lr=0.1``; as many as there is room for.
+            changed: settings to include in the name, such as ``lr=0.1``, as far as there is room.
 
         Raises:
             ConfigError: if it cannot be created.
@@ -154,7 +153,7 @@ class RunDirectory:
 
     @classmethod
     def create_as(cls, config: Config, name: str) -> RunDirectory:
-        """The directory of this name below ``output.root``; one that is there must hold no run.
+        """The directory of this name below ``output.root``; if it already exists, it must contain no run.
 
         Raises:
             ConfigError: if it cannot be created.
@@ -197,11 +196,11 @@ class RunDirectory:
 
     @property
     def place(self) -> str:
-        """What people call it: its URL, or its folder."""
+        """The place of the run as shown to users: its URL, or its folder."""
         return str(self.remote or self.path)
 
     def publish(self) -> None:
-        """Bring the object storage, if the run belongs there, to what there is here.
+        """Update the copy on object storage, if ``output.root`` is there.
 
         Raises:
             DiskError
@@ -212,10 +211,10 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def publishing(self) -> Iterator[None]:
-        """At the end of what is done inside it is published.
+        """Context manager that publishes the run on exit.
 
         Raises:
-            RayflError: if that is not possible.
+            RayflError: if publishing fails.
         """
         try:
             yield
@@ -231,7 +230,7 @@ class RunDirectory:
             ) from None
 
     def discard(self) -> None:
-        """Remove it, here and there, and the folders above it that it was the first to need."""
+        """Remove the run, also on object storage, and the folders above it that were made for it."""
         there = self.remote
         shutil.rmtree(self.path, ignore_errors=True)
         with contextlib.suppress(OSError):  # another run may have begun in one
@@ -242,21 +241,21 @@ class RunDirectory:
                 there.remove()
 
     def clear(self) -> None:
-        """Remove what a run has left in it, so that another one can be put there; hold its lock.
+        """Remove the files of a run, so that another run can take its place; the caller must hold the lock.
 
         Raises:
             DiskError
         """
         for path in sorted(self.path.iterdir()):
-            if not path.name.startswith("."):  # the lock, and what is known of the object storage
+            if not path.name.startswith("."):  # the lock, and the records about object storage
                 files.remove(path)
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
-        """An existing run; one on object storage is fetched.
+        """Open an existing run; a run on object storage is fetched.
 
         Raises:
-            ConfigError: if it is none.
+            ConfigError: if there is no run at this path.
         """
         if is_url(path):
             root, name = split(str(path))
@@ -272,7 +271,7 @@ class RunDirectory:
 
     @classmethod
     def latest(cls, root: Path | str) -> RunDirectory:
-        """Of the runs below a root the one that began last.
+        """Open the run below a root that started last.
 
         Raises:
             ConfigError: if there is none.
@@ -281,7 +280,7 @@ class RunDirectory:
             url = newest(str(root))
             if url is not None:
                 return cls.open(url)
-        # Not the time of the change: chown changes that, and a copy has its own.
+        # Not st_ctime, which chown changes and which a copy does not keep.
         runs = sorted(Path(root).glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
         if not runs:
             raise ConfigError(plain(root), "no run lies there", "name the folder of the runs, output.root")
@@ -292,7 +291,7 @@ class RunDirectory:
         return self.rounds_complete() == 0
 
     def rounds_complete(self) -> int:
-        """How many rounds ``rounds.csv`` holds."""
+        """The number of rounds in ``rounds.csv``."""
         path = self.path / "rounds.csv"
         return max(0, len(path.read_bytes().splitlines()) - 1) if path.is_file() else 0
 
@@ -302,10 +301,10 @@ class RunDirectory:
 
     @property
     def config(self) -> Config:
-        """The resolved config of the run; its plug-ins are imported, as they were.
+        """The resolved config of the run; imports its plug-ins in the version that the run used.
 
         Raises:
-            ConfigError: if one of them cannot be, or this process has imported another version of it.
+            ConfigError: if a plug-in cannot be imported, or this process has imported another version of it.
         """
         return self.config_with()
 
@@ -349,7 +348,7 @@ class RunDirectory:
         self.write_json("plugins.json", {"plugins": [plugin.to_dict() for plugin in found]})
 
     def changed_plugins(self) -> list[plugins.Plugin]:
-        """Those that are no longer what they were when the run began; not those whose files are gone."""
+        """The plug-ins that have changed since the run began; not those whose files are gone."""
         here = {plugin.module: plugin for plugin in plugins.loaded()}
         found = []
         for plugin in self.recorded_plugins():
@@ -359,7 +358,7 @@ class RunDirectory:
         return found
 
     def changed_files(self, plugin: plugins.Plugin) -> str:
-        """What of a plug-in has changed, in parentheses; empty where it is just the file that users name."""
+        """The changed files of a plug-in, in parentheses; empty if only the file named by the user has."""
         folder = plugin.folder
         if folder is None or plugin.installed:
             return ""
@@ -368,7 +367,7 @@ class RunDirectory:
 
     @property
     def scaling(self) -> Scaling | None:
-        """How the run's models take inputs, whatever data come later; None before a run has begun."""
+        """The scaling of inputs for the run's models, fixed when the run begins; None before that."""
         values = self.read_json("normalisation.json")
         if values is None:
             return None
@@ -379,7 +378,7 @@ class RunDirectory:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a checkpoint: until then a run that is resumed takes the data as they are then."""
+        """Whether there is a checkpoint; without one, a resumed run accepts data that have changed."""
         return any((self.path / "checkpoints").glob("*"))
 
     @property
@@ -391,7 +390,8 @@ class RunDirectory:
         return {}
 
     def division(self, stages: Sequence[Stage]) -> dict[str, str]:
-        """What ``environment.json`` says of the data and of who has which: as it was when the run began."""
+        """Fingerprints of the dataset and of its division among clients, for ``environment.json``: those
+        recorded when the run began, or if there is no checkpoint yet, those of ``stages``."""
         if self.begun:
             with contextlib.suppress(Damaged):
                 before = self.read_json("environment.json") or {}
@@ -401,14 +401,14 @@ class RunDirectory:
         return {"data": fingerprint(first.samples), "clients": division(first, last)}
 
     def verify(self, stages: Sequence[Stage], say: Callable[[str], None] = lambda line: None) -> None:
-        """Refuse another division of the data among clients than the run has begun with.
+        """Refuse a division of the data among clients that differs from the one with which the run began.
 
         Args:
             stages: as they are built now.
-            say: called with a line if the division is the same and the data are not.
+            say: called with a line if the division is the same but the data have changed.
 
         Raises:
-            DataError: if another division was noted before.
+            DataError: if the division differs from the recorded one.
         """
         before = self.division(stages)
         if division(stages[0].federation, stages[-1].federation) != before["clients"]:
@@ -420,11 +420,11 @@ class RunDirectory:
             say("the dataset has other contents than when the run began; it goes on with these")
 
     def republish(self) -> None:
-        """Publish it, if it belongs on object storage and no process is running it.
+        """Publish the run, if it belongs on object storage and no process is running it.
 
         Raises:
             DiskError
-            Held: if one is.
+            Held: if a process is running it.
         """
         if self.remote is not None:
             with self.locked():
@@ -432,10 +432,10 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def locked(self, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-        """Hold the run, so that no second process writes to it, here or on object storage.
+        """Lock the run, so that no second process writes to it, locally or on object storage.
 
         Args:
-            say: called with a line if it takes long to see whether there is one.
+            say: called with a line if it takes long to find out whether another process is running it.
 
         Raises:
             Held: if another process holds it.
@@ -457,17 +457,17 @@ class RunDirectory:
             lock.release()
 
     def write_json(self, name: str, value: Any) -> None:
-        """A JSON file; NaN becomes null."""
+        """Write a JSON file; NaN becomes null."""
         files.write(self.path / name, json.dumps(clean(value), indent=1) + "\n")
 
     def write_json_with(self, name: str, head: Mapping[str, Any], last: str, items: Sequence[str]) -> None:
-        """As :meth:`write_json` of ``{**head, last: [...]}``, for a list of which most is text already.
+        """Write ``{**head, last: [...]}`` like :meth:`write_json`, from list entries that are already text.
 
         Args:
             name: of the file.
             head: the other entries, at least one.
-            last: the name of the list.
-            items: what it holds, each as :func:`item` writes it.
+            last: the key of the list.
+            items: the entries of the list, as text made by :func:`item`.
         """
         rows = ",\n".join(items)
         listed = f"[\n{rows}\n ]" if items else "[]"
@@ -475,7 +475,7 @@ class RunDirectory:
         files.write(self.path / name, f"{begin},\n {json.dumps(last)}: {listed}\n}}\n")
 
     def read_json(self, name: str) -> Any:
-        """A JSON file of the run, or None if it is not there.
+        """Read a JSON file of the run; None if it does not exist.
 
         Raises:
             Damaged
@@ -499,31 +499,31 @@ class RunDirectory:
         Args:
             name: of the CSV file.
             rows: the first rows.
-            columns: after those that every run has in this file.
+            columns: further columns, after those that every run has in this file.
         """
         return GrowingTable.start(self.path / name, (*_COLUMNS.get(name, ()), *columns), rows)
 
     def write_frame(self, name: str, frame: pd.DataFrame) -> None:
-        """A CSV file."""
+        """Write a CSV file."""
         rows = range(0, max(1, len(frame)), AT_ONCE)
         self.write_frames(name, (frame.iloc[first : first + AT_ONCE] for first in rows))
 
     def write_frames(self, name: str, frames: Iterable[pd.DataFrame]) -> None:
-        """A CSV file of several tables with the same columns, one below the other; a few rows are text at a
-        time."""
+        """Write tables with the same columns to one CSV file, one below the other; only one of them at a time
+        is in memory as text."""
         files.write(self.path / name, (_frame(frame, not place) for place, frame in enumerate(frames)))
 
     def read_frame(self, name: str) -> pd.DataFrame:
-        """A CSV file of the run.
+        """Read a CSV file of the run.
 
         Raises:
-            Damaged: if it is missing, or no table.
+            Damaged: if it is missing, or not a table.
         """
         import pandas as pd
 
         path = self.path / name
         try:
-            # The default precision is an ulp off; ids of clients are text, whatever they look like.
+            # The default precision is an ulp off; ids of clients are text, even if they look like numbers.
             return pd.read_csv(path, float_precision="round_trip", converters={"name": str})
         except (OSError, ValueError) as error:
             raise Damaged(f"{path}: cannot be read ({one_line(error)})") from None
@@ -531,14 +531,14 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class GrowingTable:
-    """A CSV file that grows by some rows a round; immutable, so that a round that is not completed is taken
-    back with its rows.
+    """A CSV file that grows by some rows per round. The object is immutable: to undo a round, go on with the
+    object from before it.
 
     Attributes:
         path: of the file.
         columns: of the table.
-        bytes: the length of the file. What else it holds is from a write that was not completed, or from a
-            round that was taken back.
+        bytes: the length of the table. Bytes of the file beyond it are from an incomplete write, or from a
+            round that was undone.
     """
 
     path: Path
@@ -557,7 +557,7 @@ class GrowingTable:
         return cls(path, tuple(columns), len(text))
 
     def extended(self, rows: Sequence[Mapping[str, Any]]) -> GrowingTable:
-        """The table with more rows, which alone are written.
+        """The table with more rows; only these are written.
 
         Raises:
             DiskError
@@ -570,7 +570,7 @@ class GrowingTable:
         return replace(self, bytes=self.bytes + len(text.encode()))
 
     def cut(self) -> None:
-        """Remove what does not belong to the table.
+        """Remove the bytes of the file beyond the table.
 
         Raises:
             DiskError
@@ -590,7 +590,7 @@ def _damaged(path: Path, why: str) -> Damaged:
 
 
 def name_of(config: Config, changed: Sequence[str], stamp: str) -> str:
-    """``<name>-<algorithm>-<changed settings>-seed<seed>-<time>``, with room for 99 more of that second."""
+    """``<name>-<algorithm>-<changed settings>-seed<seed>-<time>``, with room for a suffix up to ``-99``."""
     start, end = f"{config.name}-{config.algorithm.name}", f"seed{config.seed}-{stamp}"
     for shown in range(len(changed), -1, -1):
         left_out = [f"and{len(changed) - shown}more"] if shown < len(changed) else []
@@ -618,7 +618,7 @@ def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], header: bool
 
 
 def _frame(frame: pd.DataFrame, header: bool) -> str:
-    """A table as ``DataFrame.to_csv`` writes it; many rows of numbers in a fraction of its time."""
+    """A table as text, like ``DataFrame.to_csv``, but much faster for many rows of numbers."""
     columns = [_arrow(frame[name]) for name in frame] if len(frame) >= _MANY else [None]
     if any(column is None for column in columns):
         return str(frame.to_csv(index=False, header=header))
@@ -632,8 +632,8 @@ def _frame(frame: pd.DataFrame, header: bool) -> str:
 
 
 def _arrow(column: pd.Series) -> Any:
-    """A column of numbers as an Arrow array, fractions as Python writes them; None if it holds anything else,
-    or without Arrow."""
+    """A column of numbers as an Arrow array, with floats as text in Python's format; None if it contains
+    anything else, or if Arrow is not installed."""
     try:
         import pyarrow as pa
     except ImportError:
@@ -643,7 +643,7 @@ def _arrow(column: pd.Series) -> Any:
     if column.dtype.kind in "iu":
         return pa.array(column.to_numpy())
     if column.dtype == np.float64:
-        # By bits: -0.0 equals 0.0, and is written otherwise.
+        # Compare bits: -0.0 equals 0.0, but its text differs.
         bits, place = np.unique(column.to_numpy().view(np.int64), return_inverse=True)
         texts = ["" if np.isnan(value) else repr(value) for value in bits.view(np.float64).tolist()]
         return pa.array(texts).take(pa.array(place))
@@ -655,12 +655,12 @@ def _missing(value: Any) -> bool:
 
 
 def item(value: Any) -> str:
-    """The text of an entry of a list in :meth:`RunDirectory.write_json_with`."""
+    """The JSON text of a list entry for :meth:`RunDirectory.write_json_with`."""
     return textwrap.indent(json.dumps(clean(value), indent=1), "  ")
 
 
 def clean(value: Any) -> Any:
-    """A value that JSON can hold: arrays as lists, NaN as None."""
+    """Convert a value to one that JSON supports: arrays become lists; NaN and infinities become None."""
     if isinstance(value, Mapping):
         return {str(k): clean(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

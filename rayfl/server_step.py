@@ -1,6 +1,6 @@
-"""What a server does with a model after averaging: a server optimizer, with vectors that it keeps beside it.
+"""Steps of a server after averaging, such as a server optimizer, with vectors that are stored with the model.
 
-Importing this module must stay cheap: an LPS actor needs NumPy, and neither torch nor anything built on it.
+Importing this module must stay cheap: an LPS actor needs NumPy, but neither torch nor anything built on it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Averaged:
     """A model right after averaging: its n parameters that clients share, without running statistics.
 
     Attributes:
-        old: before the round ``(n,)``.
-        mean: the average of what clients sent ``(n,)``.
-        clients: how many delivered.
-        members: how many clients the model has.
+        old: the parameters before the round ``(n,)``.
+        mean: the average of the parameters that clients sent ``(n,)``.
+        clients: number of clients that sent theirs.
+        members: number of clients of the model.
         model: its index: with E edges, model k at edge e is ``k E + e``. Noise depends on it, so that no two
             models get the same.
     """
@@ -43,22 +43,22 @@ class Averaged:
 
 
 class ServerStep(ABC):
-    """A frozen dataclass whose fields are its settings; applied by the LPS to each model that was trained.
+    """Base class of server steps: frozen dataclasses of settings; the LPS applies them to each trained model.
 
-    What it keeps follows the model: into checkpoints, and to both halves of a cluster that is split.
+    Its vectors are stored with the model: in checkpoints, and for both halves of a cluster that is split.
 
     Attributes:
-        elementwise: whether each new number follows from the old number and the mean at its place alone, as
-            in Adam, but not with a norm or with noise. Then a model may lie at several servers
-            (``execution.shard_models``), and :meth:`apply` is given its shards one by one.
+        elementwise: whether each new entry depends only on the entries of ``averaged`` and ``vectors`` at the
+            same index, as in Adam, but not with a norm or with noise. Then a model may be divided among
+            several servers (``execution.shard_models``), and :meth:`apply` is called for each shard.
     """
 
     elementwise: ClassVar[bool] = False
 
     def vectors(self) -> Mapping[str, float]:
-        """Names of the vectors that are kept beside a model, and the number that each is filled with."""
+        """Names of the vectors that are stored with a model, and the value with which each is initialised."""
         return {}
 
     @abstractmethod
     def apply(self, averaged: Averaged, vectors: Vectors) -> tuple[NDArray[np.float64], Vectors]:
-        """The parameters ``(n,)`` with which the model goes on, and the vectors of the next round."""
+        """The model's new parameters ``(n,)``, and the vectors for the next round."""

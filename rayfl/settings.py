@@ -1,12 +1,12 @@
 """Building blocks of the typed configuration: frozen sections, and parts that are chosen by name.
 
-A *part* is a class that is at once a config section (its fields are the settings, with ranges and
-descriptions) and the thing itself (its methods do the work): a dataset, a partition, a model, a
+A *part* is a class that is both a config section (its fields are the settings, with ranges and
+descriptions) and the implementation (its methods do the work): a dataset, a partition, a model, a
 signature, an algorithm. The parts of a kind are in a :class:`Registry`: to add one to rayfl, add a file to
-its package; to bring one from outside, see :mod:`rayfl.plugins`.
+its package; to add one from outside, see :mod:`rayfl.plugins`.
 
-Annotations are evaluated here, not kept as text: Pydantic would read those of :class:`Section` again for
-each part.
+This module does not import ``annotations`` from ``__future__``: Pydantic would parse those of
+:class:`Section` again for each part.
 """
 
 import importlib
@@ -39,10 +39,10 @@ from typing_extensions import override
 
 
 def _as_written(value: Any, name: str) -> Any:
-    """A value as it comes back from ``config.yaml``.
+    """A value as it would be read back from ``config.yaml``.
 
     Raises:
-        ValueError: if it would come back as another.
+        ValueError: if ``config.yaml`` cannot store it.
     """
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of NumPy or PyTorch
         value = value.item()
@@ -71,8 +71,8 @@ def _kwargs(given: Any) -> Any:
 
 
 Kwargs = Annotated[dict[str, Any], BeforeValidator(_kwargs)]
-"""Keyword arguments of a user's function or class, as they are in ``config.yaml``: a resumed run has the
-same."""
+"""Keyword arguments of a user's function or class, limited to what ``config.yaml`` can store, so that a
+resumed run gets the same."""
 
 
 class Section(BaseModel):
@@ -89,18 +89,18 @@ class Section(BaseModel):
     @classmethod
     @override
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Complete parts from outside of rayfl when they are defined: a mistake is found with its line."""
+        """Build the schema of parts from outside of rayfl when they are defined, to report errors there."""
         if not cls.__module__.startswith(_RAYFL):
             cls.model_rebuild(raise_errors=False)
 
     renamed: ClassVar[Mapping[str, str]] = {}
-    """Other names of settings that are accepted, such as those of earlier versions, and what they are now."""
+    """Accepted other names of settings, such as those of earlier versions, with the present names."""
 
     paths_from_here: ClassVar[bool] = False
     """Whether its paths stay as they are, relative to the folder in which a command is given."""
 
     classes_only: ClassVar[bool] = False
-    """Whether it makes sense only where models predict classes: otherwise it is refused."""
+    """Whether this section is refused where models do not predict classes."""
 
     def needs_classes(self) -> bool:
         """Whether these settings make sense only where models predict classes (:attr:`classes_only`)."""
@@ -111,7 +111,7 @@ class Section(BaseModel):
     def _of_default_parts(cls, given: Any) -> Any:
         """Complete the settings of parts that are given without a name: :func:`named`.
 
-        Settings under another name (:attr:`renamed`) get the present one, as those of files do.
+        Settings under another name (:attr:`renamed`) get their present name, as settings in files do.
         """
         if not isinstance(given, Mapping):
             return given
@@ -155,15 +155,15 @@ def _present(settings: Mapping[str, Any], section: type[Section]) -> dict[str, A
 _RAYFL = __name__.partition(".")[0] + "."
 
 _LARGEST = 2**31 - 1
-"""Of integers without an upper bound of their own: NumPy and PyTorch count and multiply in 64 bits."""
+"""Largest value of integers that declare no upper bound: NumPy and PyTorch multiply them in 64 bits."""
 
 
 _PATH, _NAME = 4095, 255
-"""Bytes that a path, and each name in it, may have on common systems."""
+"""Maximum bytes of a path, and of each name in it, on common systems."""
 
 
 def _digits(number: int) -> str:
-    """An integer, or how long it is."""
+    """An integer as text, or its number of bits if it is very large."""
     bits = number.bit_length()
     return str(number) if bits < 64 else f"an integer of {bits} bits"
 
@@ -186,15 +186,15 @@ def named(settings: Mapping[str, Any], default: Section) -> Mapping[str, Any]:
 class Registry(Mapping[str, type[PartT]]):
     """The parts of one kind by name, in alphabetical order: rayfl's own, and those that plug-ins bring.
 
-    rayfl's own are found when the registry is first asked: every module of the package is imported, and each
-    class of the base that has a ``name`` field with a literal default is a choice.
+    rayfl's own parts are found at the first access: every module of the package is imported, and each
+    subclass of ``base`` that has a ``name`` field with a literal default is a choice.
 
     Args:
-        kind: what one of them is called, for messages: ``model``.
-        package: where rayfl's own lie.
-        base: the class of all parts of the kind.
-        settings_of: the settings that stand for an object of a user's, such as a network or arrays; None
-            where no part does.
+        kind: name of the kind in messages, such as ``model``.
+        package: the package of rayfl's own parts.
+        base: the base class of all parts of the kind.
+        settings_of: returns the settings of the part that represents a user's object, such as a network or
+            arrays; None if no part does.
     """
 
     def __init__(
@@ -228,10 +228,10 @@ class Registry(Mapping[str, type[PartT]]):
         return dict(sorted({**self.own, **self._added}.items())) if self._added else self.own
 
     def register(self, part: type[PartT]) -> None:
-        """Take a part from outside of rayfl; the same class of a module that is imported again replaces it.
+        """Add a part from outside of rayfl; if its module is imported again, the new class replaces it.
 
         Raises:
-            ValueError: if it has no name of its own, or another part has it.
+            ValueError: if it has no name, or another part has the same name.
         """
         name = part_name(part)
         if name is None:
@@ -283,8 +283,8 @@ def parts_of(module: ModuleType, base: type[PartT]) -> list[type[PartT]]:
 class Choice:
     """Annotates a config field that holds one of ``parts``, chosen by its ``name`` when it is validated.
 
-    The name alone is short for a section with nothing else: ``algorithm: pacfl``. An object is taken as it
-    is. Settings without a name belong to the field's default part, if it has one.
+    The name alone is short for a section with only that name: ``algorithm: pacfl``. An instance of a part is
+    used as it is. Settings without a name belong to the field's default part, if it has one.
     """
 
     parts: Mapping[str, type[Section]]
@@ -329,7 +329,7 @@ class Choice:
 
 @cache
 def check_methods(part: type[Section], base: type[Section]) -> None:
-    """Refuse a part whose methods cannot be called as those of its base are, or that lacks one.
+    """Refuse a part that lacks a method of its base, or whose method cannot be called with its arguments.
 
     Raises:
         ValueError: naming the method, its arguments and the expected ones.
@@ -369,6 +369,6 @@ def summary(part: object) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Of a text's first paragraph."""
+    """The first sentence of a text's first paragraph."""
     paragraph = " ".join(text.split("\n\n", 1)[0].split())
     return re.split(r"\.\s+(?=[A-Z])", paragraph, maxsplit=1)[0].rstrip(".") + "."

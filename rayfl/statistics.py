@@ -1,7 +1,7 @@
-"""What a few runs say of many: means with intervals, paired differences, Holm's correction, ranks.
+"""Statistics over the seeds of a study: means with intervals, paired differences, Holm's correction, ranks.
 
-All intervals are Student's t over seeds, with 95 % confidence each. One run has no interval; that of two is
-wide.
+All intervals are Student's t over seeds, by default with 95 % confidence each. One run has no finite
+interval; that of two runs is wide.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ LEVEL = 0.95
 """Confidence of the intervals."""
 
 FEW = 5
-"""Of fewer seeds than that tables say so: an interval rests on the spread, which so few hardly show."""
+"""Tables point out results of fewer seeds than this: so few hardly show the spread that an interval needs."""
 
 _EQUAL = 1e-12
-"""Numbers that differ by less than this fraction are equal but for rounding."""
+"""Relative spread up to which differences count as equal (they differ only by rounding)."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and what is known of it.
+    """A mean and its confidence interval.
 
     Attributes:
         mean: of the values; NaN if there are none.
-        low, high: of its interval; infinite where there is one value, NaN where there is none.
-        n: values.
+        low, high: bounds of the interval; infinite if there is one value, NaN if there is none.
+        n: number of values.
     """
 
     mean: float
@@ -53,8 +53,8 @@ class Difference(Interval):
     """Mean paired difference.
 
     Attributes:
-        p: two-sided p-value of Student's paired t-test; NaN where there are fewer than two pairs, or all of
-        them differ by the same (as bytes do), since the test divides by their spread.
+        p: two-sided p-value of Student's paired t-test; NaN if there are fewer than two pairs, or if all
+        differences are equal (as those of bytes may be), since the test divides by their spread.
     """
 
     p: float = math.nan
@@ -96,10 +96,13 @@ def paired_difference(first: ArrayLike, second: ArrayLike, level: float = LEVEL)
 
 
 def holm(p_values: ArrayLike) -> NDArray[np.float64]:
-    """p-values adjusted for their number by Holm's method (1979); NaN stays, and does not count.
+    """p-values adjusted for multiple tests by Holm's method (1979); NaN stays NaN and is not counted.
 
     Args:
         p_values: ``(m,)``.
+
+    Returns:
+        ``(m,)``.
     """
     from statsmodels.stats.multitest import multipletests
 
@@ -114,9 +117,9 @@ def mean_ranks(values: ArrayLike, higher_is_better: bool = True) -> NDArray[np.f
     """The mean rank of each method, 1 for the best; ties share the mean of their ranks.
 
     Args:
-        values: ``(blocks, methods)``: a block is what pairs, such as a seed of a setting. Blocks in which a
-            method has no value are left out.
-        higher_is_better: of the values.
+        values: ``(blocks, methods)``. A block contains the values to compare, such as those of one seed of a
+            setting. Blocks in which a method has no value (NaN) are left out.
+        higher_is_better: whether the highest value of a block gets rank 1.
 
     Returns:
         ``(methods,)``; NaN if no block is complete.
@@ -151,7 +154,7 @@ def _p_value(differences: NDArray[np.float64]) -> float:
 
     if len(differences) < 2:
         return math.nan
-    # The test divides by their spread: two seeds that happen to agree would be beyond all doubt
+    # The test divides by the spread: with a spread of 0, p would be 0
     if differences.std() <= _EQUAL * np.abs(differences).max():
         return math.nan
     return float(ttest_1samp(differences, 0.0).pvalue)

@@ -1,8 +1,8 @@
 """The one place that imports torchvision, and only when it is needed.
 
-Importing torchvision takes a second, and a torchvision that was built for CUDA fails at import beside a
+Importing torchvision takes a second, and a torchvision that was built for CUDA cannot be imported with a
 CPU-only torch, because its compiled operators cannot be loaded ("operator torchvision::nms does not
-exist"). Its datasets and models need none of them, so it is enough that the names exist.
+exist"). Its datasets and models need none of these operators, so it is enough that their names exist.
 """
 
 from __future__ import annotations

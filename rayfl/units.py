@@ -10,7 +10,7 @@ _BYTES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 def number(value: object, digits: int = 2) -> str:
-    """A number with ``digits`` decimals, an integer without; a dash for what is unknown."""
+    """A number with ``digits`` decimals, an integer without; a dash for NaN and anything not a number."""
     if isinstance(value, bool) or not isinstance(value, Real) or value != value:
         return UNKNOWN
     if isinstance(value, Integral):

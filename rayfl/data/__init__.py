@@ -1,4 +1,4 @@
-"""Data: datasets by name, partitions by name, and the federation that they make together."""
+"""Data: datasets and partitions by name, and the federation that is built from one of each."""
 
 from __future__ import annotations
 

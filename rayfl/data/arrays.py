@@ -1,4 +1,4 @@
-"""Turn arrays from outside into :class:`Samples`: one layout, checked once, with a fingerprint."""
+"""Convert users' arrays to :class:`Samples`: checked once, in one layout, with a fingerprint."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from rayfl.given import called
 Layout = Literal["auto", "hwc", "chw"]
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 _FEW = 1000
-"""So many classes or domains may have numbers, however few samples there are."""
+"""Labels and domains below this number are accepted for any number of samples."""
 _MOST_WORDS = 1_000_000
-"""Of a vocabulary: larger numbers are no tokens."""
+"""Largest vocabulary: tokens are below this number."""
 _OPTIONAL = ("domain_train", "domain_test", "class_names")
 
 
 def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> NDArray[np.generic]:
-    """Inputs in the layout that models take, contiguous.
+    """Convert inputs to the layout that models take, contiguous.
 
     Args:
         x: features ``(n, D)``, grey images ``(n, H, W)``, or images ``(n, H, W, C)`` or ``(n, C, H, W)``.
         where: what ``x`` is, for errors.
-        layout: of images with four axes; ``auto`` takes the axis of length 1 or 3 for the channels.
+        layout: of images with four axes; ``auto``: the axis of length 1 or 3 is that of the channels.
 
     Returns:
         ``(n, C, H, W)``: uint8 if ``x`` holds integers, else float32; or ``(n, D)``: uint8 (pixels in rows)
@@ -41,7 +41,7 @@ def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> ND
 
     Raises:
         ConfigError: if a layout is given for other inputs than images with four axes.
-        DataError: if the shape, the type or the values fit none of these.
+        DataError: if the shape, the type or the values are not supported.
     """
     if x.dtype.kind not in "uif":
         raise DataError(f"{where} has type {x.dtype}; expected uint8 pixels or floats")
@@ -78,10 +78,10 @@ def _refuse_layout(layout: Layout, what: str) -> NoReturn:
 
 
 def as_tokens(x: NDArray[np.generic], where: str) -> NDArray[np.int32]:
-    """Texts ``(n, L)`` as int32.
+    """Convert texts ``(n, L)`` to int32.
 
     Raises:
-        DataError: if they are not integers from 0.
+        DataError: if they are not integers from 0 to ``_MOST_WORDS - 1``.
     """
     if x.dtype.kind not in "ui" or x.ndim != 2 or 0 in x.shape:
         raise DataError(
@@ -103,10 +103,10 @@ def _channels_last(shape: tuple[int, ...], where: str) -> bool:
 
 
 def as_labels(y: NDArray[np.generic], count: int, where: str) -> NDArray[np.int64]:
-    """Labels or domains ``(n,)`` or ``(n, 1)`` as int64 ``(n,)``.
+    """Convert labels or domains ``(n,)`` or ``(n, 1)`` to int64 ``(n,)``.
 
     Raises:
-        DataError: if they are not ``count`` integers from 0.
+        DataError: if they are not ``count`` integers of at least 0.
     """
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -126,11 +126,11 @@ def as_labels(y: NDArray[np.generic], count: int, where: str) -> NDArray[np.int6
 def as_targets(
     y: NDArray[np.generic], count: int, where: str
 ) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
-    """Classes ``(n,)`` and None; or zeros ``(n,)`` and numbers ``(n, K)``, for floats or several targets per
-    sample.
+    """Convert ``y`` to classes ``(n,)`` and None; or, if it contains floats or several targets per sample, to
+    zeros ``(n,)`` and numbers ``(n, K)``.
 
     Raises:
-        DataError: if they are neither, or not ``count``.
+        DataError: if ``y`` is neither, or does not have ``count`` entries.
     """
     several = y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "uib"
     if not (several or (y.dtype.kind == "f" and y.ndim in (1, 2) and y.size)):
@@ -145,7 +145,7 @@ def as_targets(
 
 
 def check_counted(largest: int, samples: int, where: str) -> None:
-    """Refuse labels or domains that are ids rather than counts from 0; tables need a row for each number.
+    """Refuse labels or domains that are ids rather than numbers from 0: tables have a row for each number.
 
     Args:
         largest: the largest of them.
@@ -167,14 +167,14 @@ def read_npz(path: Path, name: str, layout: Layout = "auto", tokens: bool = Fals
     Args:
         path: a file with ``x_train``, ``y_train``, ``x_test``, ``y_test`` as :func:`as_inputs` and
             :func:`as_labels` take them, and optionally ``domain_train`` and ``domain_test`` (both or
-            none), ``class_names``, and columns by which clients can be told apart: integers or text
-            ``hospital_train`` ``(n,)``, and ``hospital_test`` if that is known.
+            none), ``class_names``, and columns that partitions may use, integers or text: for example
+            ``hospital_train`` ``(n,)``, and ``hospital_test`` if it is known.
         name: the dataset's name, for reports.
         layout: see :func:`as_inputs`.
         tokens: whether ``x`` holds texts, see :func:`of_arrays`.
 
     Raises:
-        DataError: if the file is missing, unreadable, or does not hold what it must; one line.
+        DataError: if the file is missing, unreadable, or its contents are wrong; one line.
     """
     arrays = read_arrays(path)
     if "x" in arrays:
@@ -186,7 +186,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     """The arrays of an npz file by their names, as :func:`read_npz` describes them.
 
     Returns:
-        What is known of both parts, or ``x``, ``y`` and their columns where the file has no test part.
+        The arrays of both parts, or ``x``, ``y`` and their columns if the file has no test part.
 
     Raises:
         DataError: if the file is missing, unreadable, or lacks an array; one line.
@@ -212,10 +212,10 @@ def of_arrays(
     layout: Layout = "auto",
     tokens: bool = False,
 ) -> Samples:
-    """The dataset made of arrays.
+    """Make a dataset from arrays.
 
     Args:
-        arrays: by name, as :func:`read_npz` returns them: inputs ``(n, ...)`` and labels ``(n,)``; unknown
+        arrays: by name, as :func:`read_npz` describes them: inputs ``(n, ...)`` and labels ``(n,)``; unknown
             names are ignored.
         name: the dataset's name, for reports.
         where: the source of the arrays, for errors.
@@ -289,7 +289,7 @@ def of_arrays(
 
 
 def check_classes(samples: Samples, where: str) -> None:
-    """Refuse training samples of one class: whatever is trained is right.
+    """Refuse classification data with a single class, on which every model is right.
 
     Raises:
         DataError
@@ -299,15 +299,15 @@ def check_classes(samples: Samples, where: str) -> None:
 
 
 def is_column(key: str) -> bool:
-    """Whether an array of this name is a column, with further facts about the samples."""
+    """Whether an array of this name is a column: further information about each sample."""
     return key.endswith(("_train", "_test")) and key not in (*_REQUIRED, *_OPTIONAL)
 
 
 def as_column(values: NDArray[np.generic], count: int) -> NDArray[np.generic] | None:
-    """Integers or text ``(n,)`` by which samples can be told apart; None if they are nothing of the kind.
+    """Convert values to a column of integers or text ``(n,)``; None if that is not possible.
 
     Args:
-        values: ``(n,)`` or ``(n, 1)``; floats if they are whole.
+        values: ``(n,)`` or ``(n, 1)``; floats must be whole numbers.
         count: n.
     """
     if values.ndim == 2 and values.shape[1] == 1:
@@ -322,7 +322,9 @@ def as_column(values: NDArray[np.generic], count: int) -> NDArray[np.generic] | 
 
 
 def column_of(train: NDArray[np.generic], test: NDArray[np.generic] | None) -> Column:
-    """A column of integers or text ``(n,)`` of the training samples and, if it is known, of test samples."""
+    """Make a :class:`Column` from integers or text ``(n,)`` of the training samples and, if known, the test
+    samples.
+    """
     import pandas as pd
 
     known = [train] if test is None else [train, test]
@@ -347,16 +349,16 @@ def _content(path: Path) -> dict[str, NDArray[np.generic]]:
                 continue
             try:
                 more = content[key]
-            except Exception:  # objects, which may be code, or anything: not looked at
+            except Exception:  # pickled objects, which are not loaded, or broken data
                 more = np.empty(0, np.object_)
             column = as_column(more, len(more)) if more.ndim else None
-            if column is not None or not whole:  # of two parts, one that does not fit is refused later
+            if column is not None or not whole:  # of_arrays refuses a test column that does not fit
                 arrays[key] = more if column is None else column
         return arrays
 
 
 def write_npz(path: Path, samples: Samples) -> None:
-    """Write a dataset so that :func:`read_npz` gives it back; the file appears complete or not at all."""
+    """Write a dataset (not its columns) to a file for :func:`read_npz`; it appears complete or not at all."""
     arrays: dict[str, NDArray[np.generic]] = {key: getattr(samples, key) for key in _REQUIRED}
     if samples.numeric and samples.targets_train is not None and samples.targets_test is not None:
         arrays |= {"y_train": samples.targets_train, "y_test": samples.targets_test}
@@ -376,7 +378,7 @@ def write_npz(path: Path, samples: Samples) -> None:
 
 
 def fingerprint(samples: Samples) -> str:
-    """16 hexadecimal digits (of a sha256) over the contents of a dataset, names apart."""
+    """16 hexadecimal digits (of a SHA-256) that identify the contents of a dataset, without names."""
     digest = hashlib.sha256(str(samples.classes).encode())
     for key in (*_REQUIRED, "domain_train", "domain_test", "targets_train", "targets_test", "label_maps"):
         array = getattr(samples, key)

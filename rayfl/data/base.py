@@ -1,7 +1,7 @@
-"""The types of the data room: samples once, clients as index lists into them.
+"""Types of the data: samples are stored once, and clients are lists of indices into them.
 
-Every array here is a NumPy array, so that a :class:`Federation` in Ray's object store is read by all
-workers of a node without a copy, and a client costs its indices only.
+All arrays here are NumPy arrays: all workers of a node read a :class:`Federation` from Ray's object store
+without a copy, and a client takes only the memory of its indices.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from rayfl.losses.base import IGNORED, Task
 from rayfl.settings import Section
 
 UNKNOWN = "<unknown>"
-"""The word of a vocabulary that stands for all others."""
+"""The entry of a vocabulary for all words that are not in it."""
 
 Part = Literal["train", "test"]
-"""Which half of a dataset."""
+"""The training or the test part of a dataset."""
 
 TestedOn = Literal["test", "validation", "common"]
 """On what a client is tested: its own test samples, its validation samples, or all test samples there are."""
@@ -33,19 +33,19 @@ TestedOn = Literal["test", "validation", "common"]
 ServerShare = Union[  # noqa: UP007
     Annotated[float, Field(ge=0, lt=1)], Annotated[int, Field(ge=1, strict=True)], Literal["auto"]
 ]
-"""What the server holds out for itself: a fraction of the training samples, a number, or what it needs."""
+"""Training samples that the server holds out: a fraction, a number, or as many as it needs (``auto``)."""
 
 
 Names = NDArray[np.str_]
-"""What the user calls the clients ``(N,)``."""
+"""The user's ids of the clients ``(N,)``."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A further fact about every sample by which clients can be told apart, such as its hospital or writer.
+    """Further information about every sample that can define clients, such as its hospital or writer.
 
     Attributes:
-        values: the values that occur, as text ``(V,)``, each once, in the order of :func:`in_order`.
+        values: the distinct values as text ``(V,)``, in the order of :func:`in_order`.
         train: the position in ``values`` of each training sample's value ``(n,)``, int32.
         test: the same for test samples; None if unknown.
     """
@@ -57,14 +57,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Numbering:
-    """Where the samples of a source went, for tables that name samples by their number in the source.
+    """Maps numbers of samples in the source to positions, for tables that name samples by these numbers.
 
     Attributes:
-        train: for each sample of the source its position among the training samples, -1 if it is none of
-        them.
+        train: for each sample of the source its position among the training samples, -1 if it is not one.
         test: the same for test samples; None: they are numbered by position.
-        split: whether ``test`` counts the same samples as ``train``, because one source was split in two
-        parts.
+        split: whether the numbers of ``test`` refer to the same source as those of ``train``, because one
+        source was split into two parts.
     """
 
     train: NDArray[np.int64]
@@ -73,7 +72,7 @@ class Numbering:
 
 
 def in_order(ids: Sequence[str]) -> list[str]:
-    """Ids of clients in the order in which they are numbered: integers by size, others as text."""
+    """Sort ids of clients in the order in which clients are numbered: integers by value, else as text."""
     numbers = all(text.isascii() and text.isdecimal() for text in ids)
     return sorted(ids, key=(lambda text: (int(text), text)) if numbers else None)
 
@@ -102,20 +101,20 @@ class Samples:
         samples are of class 0. None otherwise. Partitions and signatures use the class of a text (its topic).
         vocabulary: for texts, the words that a model knows and predicts.
         label_maps: ``(V, classes)``, int64, or None. Clients may see the same samples under other labels
-        (CFL's swapped and permuted labels, drift): row ``v`` says what each label becomes; row 0 changes
-        nothing. Sample ``i`` of a part of ``n`` samples, seen through map ``v``, has the *virtual id* ``v * n
-        + i``; without maps ids are plain indices. Read samples by the ids of clients only through
+        (CFL's swapped and permuted labels, drift): row ``v`` contains the new label of each label; row 0 is
+        the identity. Sample ``i`` of a part of ``n`` samples, seen through map ``v``, has the *virtual id*
+        ``v * n + i``; without maps ids are plain indices. Read samples by the ids of clients only through
         :meth:`inputs`, :meth:`labels`, :meth:`targets` and :meth:`domains`.
         x_server: inputs ``(s, ...)`` that the server holds out and no client has
         (:mod:`rayfl.data.held_out`); None if there are none.
         scaling: how inputs are scaled for models (:meth:`Dataset.normalised`); None: images with their own
         mean and deviation, everything else unchanged.
-        columns: further facts about the samples, by name. Used by partitions only.
+        columns: further information about the samples, by name. Used by partitions only.
         numbering: the numbers of the samples in their source; None: their positions. Used by partitions only.
         stored: the clients that come with the data, if any. Used by partitions only.
 
     Raises:
-        DataError: if ``label_maps`` is no such table, or the virtual ids do not fit in 31 bits.
+        DataError: if ``label_maps`` is not such a table, or the virtual ids do not fit in 31 bits.
     """
 
     name: str
@@ -175,7 +174,7 @@ class Samples:
         return found
 
     def targets(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64] | NDArray[np.float32]:
-        """The targets of samples by their ids, ``(n, ...)``: labels, numbers, or the words that follow."""
+        """The targets of samples by their (virtual) ids, ``(n, ...)``: labels, numbers or next words."""
         targets = self.targets_train if part == "train" else self.targets_test
         return self.labels(part, ids) if targets is None else targets[ids]
 
@@ -185,10 +184,10 @@ class Samples:
         return None if domain is None else domain[self._plain(len(domain), ids)]
 
     def public(self, count: int, rng: np.random.Generator) -> NDArray[np.generic]:
-        """Inputs of ``count`` of the server's samples (all, if it has fewer), in their order.
+        """Inputs of ``count`` random samples of the server (all, if it has fewer), in their original order.
 
         Raises:
-            DataError: if it has none.
+            DataError: if the server has none.
         """
         if not count:
             return self.x_train[:0]
@@ -208,7 +207,7 @@ class Samples:
 
     @property
     def outputs(self) -> int:
-        """Number of outputs of a model: classes or words to choose from, or numbers to predict."""
+        """Number of outputs of a model: of classes, of words in the vocabulary, or of numbers to predict."""
         if self.numeric and self.targets_train is not None:
             return self.targets_train.shape[1]
         return len(self.vocabulary) if self.task == "words" else self.classes
@@ -220,35 +219,38 @@ class Samples:
 
     @property
     def tokens(self) -> bool:
-        """Whether the inputs are positions in a vocabulary, which are looked up and not computed with."""
+        """Whether the inputs are positions in a vocabulary, for an embedding."""
         return self.x_train.dtype == np.int32
 
     @property
     def task(self) -> Task:
-        """What a model of these samples does."""
+        """The task of a model of these samples: ``numbers``, ``texts`` or ``words``."""
         if not self.tokens:
             return "numbers"
         return "texts" if self.targets_train is None or self.numeric else "words"
 
 
 _TOGETHER = 1 << 24
-"""Values that are sorted together."""
+"""Number of values that are sorted together."""
 
 _MASK = (1 << 32) - 1
 
 
 def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where lists of these sizes begin and end."""
+    """The offsets ``(L + 1,)`` of lists of these sizes ``(L,)``."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
 
 
 def pieces(ends: NDArray[np.int64], lists: slice, together: int) -> Iterator[slice]:
-    """Consecutive lists with at most ``together`` values in all, or a single list.
+    """Divide lists into pieces: consecutive lists with at most ``together`` values in total, or a single one.
 
     Args:
         ends: the index after the last value of each list, ascending ``(L,)``.
-        lists: which lists.
+        lists: the range of lists to divide.
         together: the limit.
+
+    Yields:
+        The range of lists of each piece.
     """
     first = lists.start
     while first < lists.stop:
@@ -280,7 +282,7 @@ class Ragged:
         lists = cls(np.empty_like(values), _offsets(sizes))
         for some in lists.pieces(_TOGETHER):
             part = slice(lists.offsets[some.start], lists.offsets[some.stop])
-            # One sort for all of them, by list and value.
+            # One sort for all lists, by list and value.
             keys = np.repeat(np.arange(some.start, some.stop) << 32, sizes[some]) | values[part]
             keys.sort()
             lists.values[part] = keys & _MASK
@@ -288,7 +290,7 @@ class Ragged:
 
     @classmethod
     def empty(cls, count: int) -> Ragged:
-        """This many empty lists."""
+        """Make ``count`` empty lists."""
         return cls(np.empty(0, np.int32), np.zeros(count + 1, np.int64))
 
     def __len__(self) -> int:
@@ -308,11 +310,11 @@ class Ragged:
         return Ragged(self.values[np.arange(offsets[-1]) + shift], offsets)
 
     def pieces(self, together: int) -> Iterator[slice]:
-        """All lists, a few at a time: consecutive ones with at most ``together`` values, or a single one."""
+        """Divide all lists into pieces, see :func:`pieces`."""
         return pieces(self.offsets[1:], slice(0, len(self)), together)
 
     def among(self, which: NDArray[np.integer]) -> Ragged:
-        """The lists ``which`` ``(l,)``, ascending and each once; without a copy if these are all."""
+        """The lists ``which`` ``(l,)``, ascending and without duplicates; returns self if these are all."""
         return self if len(which) == len(self) else self.take(which)
 
     def sizes_of(self, which: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -329,7 +331,7 @@ class Ragged:
 
     @property
     def arrays(self) -> tuple[NDArray[np.generic], ...]:
-        """The arrays that make it up."""
+        """The arrays that store the lists."""
         return self.values, self.offsets
 
     def __getstate__(self) -> dict[str, Any]:
@@ -338,9 +340,9 @@ class Ragged:
 
 
 class Ranges(Ragged):
-    """Lists of consecutive numbers: list ``i`` is ``range(offsets[i], offsets[i + 1])``, and takes no memory.
+    """Lists of consecutive numbers: list ``i`` is ``range(offsets[i], offsets[i + 1])``.
 
-    All values together are made when they are asked for.
+    Only the offsets are stored; values are computed when they are accessed.
     """
 
     def __init__(self, offsets: NDArray[np.int64]) -> None:
@@ -353,7 +355,7 @@ class Ranges(Ragged):
 
     @property
     def values(self) -> NDArray[np.int32]:
-        """All of them ``(n,)``."""
+        """The values of all lists ``(n,)``."""
         return np.arange(self.offsets[0], self.offsets[-1], dtype=np.int32)
 
     def __getitem__(self, i: int) -> NDArray[np.int32]:
@@ -370,18 +372,18 @@ class Ranges(Ragged):
 
     @property
     def arrays(self) -> tuple[NDArray[np.generic], ...]:
-        """What they are made of."""
+        """The arrays that store the lists."""
         return (self.offsets,)
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Clients that the data define, in order.
+    """Clients that are defined by the data, in order.
 
     Attributes:
-        train: the training samples of each.
-        test: its own test samples; None: no client has any.
-        names: what they are called ``(N,)``; None: by their numbers.
+        train: indices of the training samples of each client.
+        test: indices of each client's own test samples; None: no client has any.
+        names: the ids of the clients ``(N,)``; None: their numbers.
     """
 
     train: Ragged
@@ -397,11 +399,11 @@ class Federation:
         samples: the data, stored once.
         train, validation: per client, ids of training samples (see :class:`Samples`: indices, or virtual ids
         if clients see labels differently); disjoint within a client.
-        test: per client, ids of test samples that follow the client's label distribution. Clients share test
-        samples.
+        test: per client, ids of test samples: those that the partition gave it, or samples that follow its
+        label distribution. Clients may share test samples.
         groups: the planted (ground-truth) group of each client ``(N,)``, int64, or None if there is none.
         names: the user's ids of the clients ``(N,)``, or None: clients are named by their numbers.
-        notes: lines that the user should know about the division.
+        notes: messages for the user about the division, a line each.
     """
 
     samples: Samples
@@ -414,7 +416,7 @@ class Federation:
 
     @property
     def clients(self) -> int:
-        """N."""
+        """Number of clients N."""
         return len(self.train)
 
     @property
@@ -428,7 +430,7 @@ class Federation:
         return self.predictions_on("test")
 
     def predictions_on(self, on: TestedOn) -> NDArray[np.int64]:
-        """How many predictions each client is tested by there ``(N,)``; see :attr:`predictions`."""
+        """Number of predictions per client when tested on these samples ``(N,)``; see :attr:`predictions`."""
         if on == "common":
             every = self.common_tests(0)
             return np.full(self.clients, self.predictions_of(Ragged.of([every]), "test")[0])
@@ -447,9 +449,9 @@ class Federation:
         return np.diff(before[lists.offsets])
 
     def tested_on(self, on: TestedOn, client: int) -> tuple[Part, NDArray[np.int32]]:
-        """The ids of the samples that a client is tested on there, and which part of the data they are of.
+        """The part of the data and the ids of the samples ``(n,)`` that a client is tested on.
 
-        The common test samples have the labels under which the client sees its own.
+        The client sees the common test samples through the same label map as its own.
         """
         if on == "validation":
             return "train", self.validation[client]
@@ -458,28 +460,28 @@ class Federation:
         return "test", self.common_tests(self.label_maps(np.array([client]))[0])
 
     def label_maps(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Through which row of :attr:`Samples.label_maps` these clients see their samples ``(n,)``."""
+        """The row of :attr:`Samples.label_maps` through which each client sees its samples ``(n,)``."""
         first, tested = self.test.offsets[:-1][clients], self.test.sizes[clients] > 0
         found = np.zeros(len(clients), np.int64)
         found[tested] = self.test.values[first[tested]] // len(self.samples.y_test)
         return found
 
     def common_tests(self, label_map: int) -> NDArray[np.int32]:
-        """The ids of all test samples, seen through that row of :attr:`Samples.label_maps`."""
+        """The ids of all test samples, seen through row ``label_map`` of :attr:`Samples.label_maps`."""
         count = len(self.samples.y_test)
         return np.arange(label_map * count, (label_map + 1) * count, dtype=np.int32)
 
 
 @dataclass(frozen=True)
 class MoreSamples:
-    """Samples that a run has not seen, as its dataset reads them: of newcomers.
+    """Samples of newcomers, which the run has not seen, as its dataset reads them.
 
     Attributes:
         x: inputs ``(n, ...)``.
-        y: labels ``(n,)``, int64, numbered as the run's.
-        columns: further facts about each sample, as text ``(n,)``.
-        targets: numbers to predict ``(n, K)`` float32; None where labels are predicted.
-        test: which are for tests ``(n,)``; None: the source does not say.
+        y: labels ``(n,)``, int64, numbered as in the run.
+        columns: further information about each sample, as text ``(n,)``, by name.
+        targets: numbers to predict ``(n, K)`` float32; None if labels are predicted.
+        test: which samples are for tests ``(n,)``; None: the source does not define that.
     """
 
     x: NDArray[np.generic]
@@ -490,7 +492,7 @@ class MoreSamples:
 
 
 _STATISTICS = 2000
-"""So many samples are enough for a mean and a standard deviation."""
+"""Number of samples that is enough for a mean and a standard deviation."""
 
 
 class Dataset(Section):
@@ -498,7 +500,7 @@ class Dataset(Section):
 
     name: str = ""
     elsewhere: ClassVar[str] = ""
-    """Where the samples come from, such as ``data.path``, if not from ``root``."""
+    """The setting that names the source of the samples, such as ``data.path``, if that is not ``root``."""
 
     root: Path | None = Field(
         None, description="folder of downloaded datasets; by default $RAYFL_DATA, else ~/.cache/rayfl"
@@ -525,25 +527,25 @@ class Dataset(Section):
 
     @classmethod
     def needs_settings(cls) -> bool:
-        """Whether the name alone does not identify it, as for files."""
+        """Whether it has required settings besides its name, as datasets in files have."""
         return any(field.is_required() for field in cls.model_fields.values())
 
     def load(self, root: Path) -> Samples:
         """Read the dataset.
 
         Args:
-            root: the folder where downloaded datasets lie.
+            root: the folder of downloaded datasets.
 
         Raises:
-            DataError: if it is not there (one line that says how to get it) or broken.
+            DataError: if it is missing (one line that says how to get it) or broken.
         """
         raise NotImplementedError
 
     def normalised(self, samples: Samples) -> Samples:
-        """Samples with the scaling that ``normalise`` says.
+        """Samples with the scaling that ``normalise`` specifies.
 
         Raises:
-            ConfigError: if the numbers given do not fit the samples.
+            ConfigError: if the given numbers do not fit the samples, or ``server`` is set for words.
         """
         if isinstance(self.normalise, GivenScaling):
             return replace(samples, scaling=Scaling.given(samples, self.normalise))
@@ -561,9 +563,7 @@ class Dataset(Section):
         return _STATISTICS if self.normalise == "server" else 0
 
     def prepare(self, root: Path) -> str:
-        """Download what :meth:`load` needs into ``root``, under a file lock; return a line that says what was
-        done.
-        """
+        """Download what :meth:`load` needs to ``root``, under a file lock; return a line on what was done."""
         return "nothing to download"
 
     def available(self, root: Path) -> bool:
@@ -571,35 +571,36 @@ class Dataset(Section):
         return True
 
     def own_files(self, root: Path) -> Sequence[Path]:
-        """The files that users have put into ``root`` themselves, and may have changed since."""
+        """The files that users have put into ``root`` themselves, and may change."""
         return ()
 
     def read_more(self, path: Path, own: Samples) -> MoreSamples | None:
-        """Samples of newcomers from a file or folder like the run's; None: they come as an .npz file.
+        """Read samples of newcomers from a file or folder like the run's; None if this dataset cannot, and an
+        .npz file is needed.
 
         Args:
             path: the file or folder.
             own: the run's samples.
 
         Raises:
-            DataError: if it cannot be read, or holds what the run's data do not know, such as a class.
+            DataError: if it cannot be read, or contains something unknown to the run, such as a new class.
         """
         return None
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The decision of a partition.
+    """The result of a partition.
 
     Attributes:
         clients: indices of the training samples of each client (plain, never virtual).
         groups: the planted group of each client ``(N,)``, if groups were planted.
         label_map: the row of ``label_maps`` through which each client sees its samples, ``(N,)``; None:
-        unchanged.
-        label_maps: ``(V, classes)``, as in :class:`Samples`; goes with ``label_map``.
+        labels are unchanged.
+        label_maps: ``(V, classes)``, as in :class:`Samples`; used with ``label_map``.
         test: indices of each client's own test samples; None: test samples that follow its labels.
         names: the user's ids of the clients ``(N,)``, each once; None: clients are named by their numbers.
-        notes: lines that the user should know about the division.
+        notes: messages for the user about the division, a line each.
     """
 
     clients: list[NDArray[np.integer]] | Ragged
@@ -630,7 +631,7 @@ class Partition(Section):
     )
 
     def check(self) -> None:
-        """Refuse what can be refused without reading data.
+        """Refuse settings that are wrong for any data, before data are read.
 
         Raises:
             ConfigError, DataError
@@ -640,7 +641,7 @@ class Partition(Section):
         """Divide the training samples ``range(len(samples.y_train))`` among the clients.
 
         Every client gets at least one sample, and no sample is assigned twice. Most partitions use only
-        labels and domains; inputs are there for those that divide by similarity or difficulty.
+        labels and domains; those that divide by similarity or difficulty also use the inputs.
 
         Raises:
             DataError: if the request is impossible for these samples (one line; the number of attempts is

@@ -36,7 +36,7 @@ from rayfl.units import counted
 
 
 class BaseEvent(Section):
-    """The base of all events: when it happens."""
+    """Base class of all events."""
 
     name: str = ""
 
@@ -44,10 +44,10 @@ class BaseEvent(Section):
 
 
 class ClientEvent(BaseEvent):
-    """An event of clients, and which clients it concerns.
+    """Base class of events of some clients.
 
-    ``clients`` names or counts them; ``group`` and ``fraction`` restrict the choice. A number or a fraction
-    is drawn at random; a group alone means all of its clients.
+    ``clients`` is a number of clients or their ids; ``group`` and ``fraction`` restrict the choice. With a
+    number or a fraction, clients are drawn at random; a group alone means all of its clients.
     """
 
     clients: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=0)] | str, ...] | None = Field(
@@ -92,8 +92,8 @@ class Join(ClientEvent):
     The partition's number of clients includes the newcomers, and their share of the data is reserved for
     them. Newcomers that are not named get the last ids, in the order in which they join.
 
-    Clients that join after the last round are tested with the models that they are given, and with these
-    fine-tuned for ``evaluation.finetune_epochs``: the ``newcomers_`` numbers of ``summary.json``.
+    Clients that join after the last round are tested with the models that they are given, before and after
+    fine-tuning for ``evaluation.finetune_epochs``: see the ``newcomers_`` numbers of ``summary.json``.
     """
 
     name: Literal["join"] = "join"
@@ -124,9 +124,9 @@ class Drift(ClientEvent):
     - ``permuted_labels``: the same samples under other labels;
     - ``group``: samples (and labels) like those of another planted group.
 
-    New samples are those that no client holds, or that clients drifting in the same round give back; with
-    ``reuse`` also samples of other clients, who keep them. The planted group follows: clients with the same
-    new classes, or of the same group under the same new labels, form a new group.
+    New samples are taken from those that no client has, or that clients drifting in the same round give
+    back; with ``reuse`` also from those of other clients, which keep them. Planted groups change too: clients
+    with the same new classes, or of the same group under the same new labels, form a new group.
     """
 
     @override
@@ -169,7 +169,7 @@ class Drift(ClientEvent):
 
 
 class Outage(BaseEvent):
-    """Outage: local servers miss global rounds. They keep training, and this counts in the next one."""
+    """Outage: local servers miss global rounds. They keep training, which counts in the next global round."""
 
     name: Literal["outage"] = "outage"
     servers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
@@ -218,9 +218,9 @@ def build_stages(
     Args:
         samples, partition, validation, test_samples, seed: as for
             :func:`rayfl.data.federation.build_federation`; without events, its result is the only stage's.
-            The partition's clients are all that ever exist.
-        events: those of one round happen together: clients leave and join in the order of the list, then
-            all drifts. A client's lists change only when it drifts.
+            The partition's clients include all that join later.
+        events: those of one round happen together: first clients leave and join in the order of the list,
+            then clients drift. A client's lists change only when it drifts.
         rounds: length of the run.
 
     Returns:
@@ -228,8 +228,8 @@ def build_stages(
         (present or not), except where a drift allows ``reuse``.
 
     Raises:
-        ConfigError: if an event concerns clients or groups that are not there, comes after the last
-            round, or would leave no client.
+        ConfigError: if an event concerns clients or groups that do not exist or are absent, comes after the
+            last round, or would leave no client.
         DataError: as :func:`build_federation`, or if there are too few samples for a drift.
     """
     check_settings(samples, validation, test_samples)
@@ -296,7 +296,7 @@ def _newcomers(events: Sequence[BaseEvent], groups: Ids | None, clients: int, se
 
 
 def _reordered(assignment: Assignment, newcomers: dict[int, Ids]) -> tuple[Assignment, dict[int, Ids]]:
-    """The clients in another order, those that wait for a join last; and the ids that these get."""
+    """Reorder the clients so that those that join later come last; also return the ids that these get."""
     if not newcomers:
         return assignment, {}
     last = np.concatenate(list(newcomers.values()))
@@ -363,7 +363,7 @@ def client_number(client: int | str, known: Mapping[str, int], where: str) -> in
 def _named(
     events: Sequence[BaseEvent], newcomers: dict[int, Ids], names: Names | None, clients: int
 ) -> dict[int, Ids]:
-    """``newcomers`` and those that the events name."""
+    """``newcomers``, and those that events name, by the event's position."""
     waiting = np.zeros(clients, bool)
     for ids in newcomers.values():
         waiting[ids] = True
@@ -392,7 +392,7 @@ def _at_first(
     newcomers: dict[int, Ids],
     shares: Shares,
 ) -> Population:
-    """The population at the start: all clients but the newcomers have their data."""
+    """The population at the start: all clients but the newcomers are present."""
     assigned, groups = Ragged.of(assignment.clients), assignment.groups
     train, held_out = split(assigned, shares.validation, shares.seed)
     names = worth_naming(assignment.names)
@@ -437,7 +437,7 @@ def _leave(population: Population, event: Leave, place: int, seed: int) -> Popul
 def _drift(
     population: Population, events: Sequence[tuple[int, Drift]], shares: Shares
 ) -> tuple[Population, Ids]:
-    """Apply all drifts of a round at once; also return who drifted."""
+    """Apply all drifts of a round together; also return the ids of the clients that drifted."""
     drifted = np.zeros(len(population.active), bool)
     moving: list[tuple[int, Drift, Wish]] = []
     renaming: list[tuple[int, Drift, Ids]] = []
@@ -471,7 +471,7 @@ def _drift(
 
 
 def _move(population: Population, moving: Sequence[tuple[int, Drift, Wish]], shares: Shares) -> Population:
-    """New samples for all who drift in a round to other classes or groups."""
+    """Give new samples to all clients that drift to other classes or groups in a round."""
     rngs = [generator(shares.seed, "event data", place) for place, _, _ in moving]
     before, y = population, population.samples.y_train
     lists_of, short_of = new_samples(population, [wish for _, _, wish in moving], rngs)

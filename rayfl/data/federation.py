@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _AUTO_TOTAL = 20_000_000
 _AUTO_LEAST = 50
 _TOGETHER = 1 << 22
-"""Samples of clients that are put in order together."""
+"""Number of samples that are processed together."""
 
 
 def assigned_by(partition: Partition, samples: Samples, seed: int) -> Assignment:
-    """What a partition decides; that of a user's own is checked.
+    """The assignment that a partition makes; that of a user's partition is checked.
 
     Raises:
-        DataError: if it is no division of the samples.
+        DataError: if it is not a valid division of the samples.
     """
     found = call_part(partition, "assign", samples, seed)
     if is_own(partition):
@@ -70,22 +70,22 @@ def build_federation(
 
     Args:
         samples: the data.
-        partition: who gets which training samples.
+        partition: decides which client gets which training samples.
         validation: fraction of each client's training samples that is set aside, in [0, 1); at least one
             training sample stays.
-        test_samples: most test samples of a client; ``"auto"``: ``max(50, 20_000_000 // N)``; ``"all"`` or
-            None: as many as follow its label distribution.
+        test_samples: maximum number of test samples per client; ``"auto"``: ``max(50, 20_000_000 // N)``;
+            ``"all"`` or None: as many as follow its label distribution.
         seed: key of all draws.
 
     Returns:
-        The federation. Every list of indices is ascending. The test part of a client has the proportions
-        of the labels (and domains) of all samples it was assigned, validation part included; a label that
-        has no test sample is left out of them. Where the partition gives clients label maps, all three
-        parts hold virtual ids (see :class:`Samples`).
+        The federation. Every list of indices is ascending. Unless the partition assigns test samples, the
+        test part of a client has the proportions of the labels (and domains) of all samples it was assigned,
+        including the validation part; labels without test samples are left out. If the partition gives
+        clients label maps, all three parts contain virtual ids (see :class:`Samples`).
 
     Raises:
         ConfigError: if ``validation`` or ``test_samples`` is out of range.
-        DataError: if the partition is impossible, or a client has no label with a test sample.
+        DataError: if the partition is impossible, or a client would have no test sample.
     """
     check_settings(samples, validation, test_samples)
     assignment = assigned_by(partition, samples, seed)
@@ -102,7 +102,7 @@ def build_federation(
 
 
 def divided(samples: Samples) -> Samples:
-    """The samples without what only partitions use."""
+    """The samples without the fields that only partitions use."""
     if not samples.columns and samples.numbering is None and samples.stored is None:
         return samples
     return replace(samples, columns={}, numbering=None, stored=None)
@@ -136,7 +136,7 @@ def check_settings(
 
 
 def most_tests(test_samples: int | Literal["auto", "all"] | None, clients: int) -> int | None:
-    """Most test samples of a client; None: no limit."""
+    """Maximum number of test samples per client; None: no limit."""
     if test_samples == "auto":
         return max(_AUTO_LEAST, _AUTO_TOTAL // clients)
     return test_samples if isinstance(test_samples, int) else None
@@ -146,7 +146,7 @@ def with_label_maps(samples: Samples, assignment: Assignment) -> tuple[Samples, 
     """The samples with the partition's label maps, and the map of each client ``(N,)`` or None.
 
     Raises:
-        DataError: if data and partition both have maps, or the partition's do not fit.
+        DataError: if both the data and the partition have maps, or the partition's do not fit.
     """
     if assignment.label_map is None:
         return samples, None
@@ -165,15 +165,19 @@ def with_label_maps(samples: Samples, assignment: Assignment) -> tuple[Samples, 
 
 
 def seen_through(lists: Ragged, maps: NDArray[np.int64], count: int) -> Ragged:
-    """Virtual ids: the samples of client ``i``, out of ``count``, under label map ``maps[i]``, ``(N,
-    classes)``.
+    """Convert indices to virtual ids.
+
+    Args:
+        lists: for each client, indices of samples.
+        maps: the row of ``label_maps`` of each client ``(N,)``.
+        count: number of samples in this part of the data.
     """
     shifted = lists.values + np.repeat(maps * count, lists.sizes)
     return Ragged(shifted.astype(np.int32), lists.offsets)
 
 
 def split(assigned: Ragged, fraction: float, seed: int, *ids: int) -> tuple[Ragged, Ragged]:
-    """Every client's samples in two lists; the second gets ``round(fraction * n)``, never all."""
+    """Divide every client's samples into two lists; the second gets ``round(fraction * n)``, never all."""
     sizes = assigned.sizes
     if not fraction:
         if isinstance(assigned, Ranges):
@@ -200,11 +204,11 @@ def client_tests(
     seed: int,
     names: Names | None = None,
 ) -> Ragged:
-    """The test samples of every client ``(n_i,)``: ``own``, or some with the label distribution of its
-    training samples; at most ``cap``.
+    """The test samples of every client ``(n_i,)``: those in ``own``, or if that is None, samples with the
+    label distribution of its training samples; at most ``cap``.
 
     Raises:
-        DataError: if a client has none.
+        DataError: if a client would have none.
     """
     if own is None:
         return _following(samples, assigned, cap, seed, names)
@@ -231,9 +235,10 @@ def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int, n
 
     Strata ``c`` are the pairs of domain and label. With ``p_ic`` the share of stratum c among client i's
     samples and ``t_c`` its number of test samples, client i gets the largest ``m_i <= cap`` for which
-    ``m_i p_ic <= t_c`` for all c, rounded by largest remainder; in each stratum the first of one fixed
-    shuffle, so that clients share test samples. Scarce strata (:func:`scarce_strata`) do not make ``m_i``
-    smaller: a client that has others too gets all the samples that they have, if fewer than its share.
+    ``m_i p_ic <= t_c`` for all c, rounded by largest remainder. In each stratum it gets the first samples of
+    one fixed shuffle, so clients share test samples. Scarce strata (:func:`scarce_strata`) do not limit the
+    ``m_i`` of a client that also has others: if a scarce stratum has fewer test samples than the client's
+    share, the client gets all of them.
     """
     strata_train, strata_test, strata = strata_of(samples)
     available = np.bincount(strata_test, minlength=strata)
@@ -246,7 +251,7 @@ def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int, n
     parts: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
     sizes: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     without: list[int] = []
-    for some in assigned.pieces(_TOGETHER):  # clients do not look at each other
+    for some in assigned.pieces(_TOGETHER):  # clients are independent of each other
         values, counts = drawn.of(assigned.take(np.arange(some.start, some.stop)))
         without += (some.start + np.flatnonzero(counts == 0)).tolist()
         parts.append(values)
@@ -264,11 +269,11 @@ class _Drawn:
     """Draws the test samples of clients: see :func:`_following`.
 
     Attributes:
-        strata: of every training sample.
-        available: test samples of each stratum.
-        scarce: which strata are.
-        pool: all test samples by stratum, in each in the order in which they are given out.
-        cap: most test samples of a client.
+        strata: the stratum of every training sample ``(n,)``.
+        available: number of test samples in each stratum ``(S,)``.
+        scarce: which strata are scarce ``(S,)``.
+        pool: all test samples, sorted by stratum; within a stratum in the order in which they are assigned.
+        cap: maximum number of test samples per client.
     """
 
     strata: NDArray[np.int64]
@@ -278,7 +283,9 @@ class _Drawn:
     cap: int | None
 
     def of(self, assigned: Ragged) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """The test samples of these clients, and how many each has; 0 where none has a label of a client."""
+        """The test samples of these clients, and their number per client ``(l,)``; if that is 0 for any
+        client, no samples are drawn.
+        """
         strata, available = len(self.available), self.available
         # One entry for each pair (client, stratum) that occurs and has test samples, sorted by client.
         owner = np.repeat(np.arange(len(assigned)), assigned.sizes)
@@ -313,7 +320,7 @@ class _Drawn:
 def _by_remainder(
     client: NDArray[np.int64], remainder: NDArray[np.int64], stratum: NDArray[np.int64], strata: int
 ) -> NDArray[np.intp]:
-    """The order by client, falling remainder, stratum: of one number each, if that fits, which is faster."""
+    """Indices sorted by client, falling remainder and stratum; by a single 64-bit key if it fits (faster)."""
     most = int(remainder.max(initial=0)) + 1
     if (int(client.max(initial=0)) + 1) * most * strata >= 1 << 63:
         return np.asarray(np.lexsort((stratum, -remainder, client)))
@@ -323,11 +330,12 @@ def _by_remainder(
 
 _ANY = np.iinfo(np.int32).max
 _SCARCE = 4
-"""A stratum is scarce if its part of the test set is so many times smaller than that of the training data."""
+"""A stratum is scarce if its share of the test set is more than this many times smaller than its share of the
+training data."""
 
 
 def scarce_strata(samples: Samples) -> NDArray[np.int64]:
-    """Strata with some test samples, but far fewer than the training data suggest."""
+    """Strata that have test samples, but far fewer than their share of the training data suggests."""
     train, test, strata = strata_of(samples)
     trained, tested = np.bincount(train, minlength=strata), np.bincount(test, minlength=strata)
     found: NDArray[np.int64] = np.flatnonzero(
@@ -349,7 +357,7 @@ def strata_of(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], i
 
 
 def division(*federations: Federation) -> str:
-    """16 hexadecimal digits (of a sha256) that identify the samples and the name of each client."""
+    """16 hexadecimal digits (of a SHA-256) that identify the samples and the name of each client."""
     digest = hashlib.sha256()
     for federation in federations:
         for lists in (federation.train, federation.validation, federation.test):
@@ -361,7 +369,7 @@ def division(*federations: Federation) -> str:
 
 
 def class_counts(federation: Federation, clients: slice) -> NDArray[np.int64]:
-    """Training samples of some consecutive clients by class, as the client sees it ``(n, classes)``."""
+    """Training samples per class of a range of clients ``(n, classes)``, by the labels that a client sees."""
     samples = federation.samples
     lists = federation.train.take(np.arange(clients.start, clients.stop))
     owner = np.repeat(np.arange(len(lists)), lists.sizes)
@@ -374,7 +382,7 @@ def describe(federation: Federation) -> pd.DataFrame:
     """One row per client: ``n``, ``validation``, ``test`` (numbers of samples), ``group``, ``class_0``, ...
 
     The class columns count training samples, under the labels that the client sees. ``group`` is missing
-    (NA) if no groups were planted. Where the user gave ids, they come first, as ``name``.
+    (NA) if no groups were planted. If clients have the user's ids, these come first, as ``name``.
     """
     import pandas as pd  # deferred: workers do without it
 

@@ -1,7 +1,7 @@
-"""The server's own samples: training samples that are held out before clients get theirs.
+"""The server's samples: training samples that are held out before the rest is divided among clients.
 
-Feature maps are fitted on them, and FLIS's models predict them. No client trains on them or is tested on
-them.
+They are used to fit feature maps, and FLIS compares models by their predictions for them. No client trains or
+is tested on them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from rayfl.plugins import call_part
 from rayfl.random import generator
 
 _MOST = 10
-"""At most one in so many training samples is held out where a number or nothing is given."""
+"""At most one in this many training samples is held out, unless a fraction is given."""
 
 
 def read(dataset: Dataset, root: Path, public: int, seed: int, scaling: Scaling | None = None) -> Samples:
-    """Read a dataset for a run: with the server's samples held out, and with the scaling of inputs.
+    """Read a dataset for a run: hold out the server's samples, and set the scaling of inputs.
 
     Args:
         dataset: the source.
         root: the folder of downloaded datasets.
         public: number of samples that the server needs.
-        seed: the run's.
-        scaling: that of a run that is continued; default: as ``dataset.normalise`` says.
+        seed: the run's seed.
+        scaling: that of a resumed run; default: as ``dataset.normalise`` specifies.
 
     Raises:
         ConfigError, DataError
@@ -44,17 +44,17 @@ def read(dataset: Dataset, root: Path, public: int, seed: int, scaling: Scaling 
 
 
 def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Samples:
-    """Move some training samples, drawn at random, to ``x_server``; every source keeps at least one.
+    """Move random training samples to ``x_server``; every domain keeps at least one.
 
     Args:
         samples: the data.
-        share: a fraction of the training samples; or a number, at most a tenth of them; or ``auto``:
-        ``public``, at most a tenth.
+        share: a fraction of the training samples; or a number, limited to a tenth of them; or ``auto``:
+        ``public``, limited to a tenth.
         public: number of samples that the server needs.
         seed: the key of the draw.
 
     Raises:
-        ConfigError: if the server needs some and the share leaves none.
+        ConfigError: if the server needs samples and the share leaves it none.
     """
     total = len(samples.y_train)
     if isinstance(share, float):
@@ -99,7 +99,7 @@ def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Sa
 
 
 def _renumbered(before: Numbering | None, held: NDArray[np.bool_]) -> Numbering:
-    """The numbering without the training samples that are ``held`` ``(n,)``."""
+    """The numbering after the training samples ``held`` ``(n,)`` have been removed."""
     places = np.where(held, -1, np.cumsum(~held) - 1)
     if before is None:
         return Numbering(places)

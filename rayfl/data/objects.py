@@ -1,4 +1,4 @@
-"""Data and partitions given as Python objects, and the settings that describe them."""
+"""Convert data and partitions that users pass as Python objects to settings of a config."""
 
 from __future__ import annotations
 
@@ -39,14 +39,17 @@ def dataset_of(thing: object) -> dict[str, Any] | None:
 
 
 def partition_of(thing: object) -> dict[str, Any] | None:
-    """The settings of a partition for each client's training samples, or a function.
+    """The settings of a partition for lists of each client's training samples, or for a function.
 
     Args:
-        thing: a list, or arrays, ranges or lists of numbers by the ids of the clients (a mapping with other
-            values are settings).
+        thing: a function; or indices of samples, as a list with an array per client, or a mapping from the
+            clients' ids to arrays, ranges or lists.
+
+    Returns:
+        The settings; None for anything else, such as a mapping that contains settings.
 
     Raises:
-        DataError: if a client has none, or what it has are no places of samples.
+        DataError: if a client has no samples, or its entry is not an array of indices.
     """
     if callable(thing):
         return {"name": "python", "target": target_of(thing)}

@@ -1,4 +1,4 @@
-"""Data from a user's code: turned into arrays, or refused in one line."""
+"""Convert data from a user's code to arrays, or refuse them with an error of one line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def call(target: str, kwargs: Mapping[str, Any], section: str, *given: Any) -> A
 
     Raises:
         ConfigError: if there is no such function, or it does not take these arguments.
-        DataError: if it raises an error: file, line and error.
+        DataError: if it raises an error; with file and line.
     """
     function = resolve(target, f"{section}.target")
     if not callable(function):
@@ -72,17 +72,18 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def as_arrays(returned: Any, where: str) -> tuple[Arrays, Layout]:
-    """Arrays by their names in an .npz file, or ``x`` and ``y`` where there is no test part yet.
+    """Convert what a user's function returned to arrays.
 
     Args:
-        returned: what the function has returned.
+        returned: the function's result.
         where: the function, for errors.
 
     Returns:
-        The arrays, and the layout of their images if that is known.
+        The arrays by their names in an .npz file (``x`` and ``y`` if there is no test part yet), and the
+        layout of their images, ``auto`` if unknown.
 
     Raises:
-        DataError: if it is nothing of the kind.
+        DataError: if it cannot be converted.
     """
     if isinstance(returned, Mapping):
         return _of_mapping(returned, where), "auto"
@@ -109,13 +110,16 @@ def as_arrays(returned: Any, where: str) -> tuple[Arrays, Layout]:
 
 
 def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tuple[Arrays, Numbering | None]:
-    """Arrays with a test part: their own, or the fraction of each class that is drawn for it.
+    """Return arrays with a test part: the existing one, or a fraction of each class drawn at random.
 
     Args:
-        arrays: of :func:`as_arrays`; columns of ``x`` and ``y`` have any other name.
-        fraction: of the test samples.
+        arrays: of :func:`as_arrays`; next to ``x`` and ``y``, other names are columns.
+        fraction: of samples for the test part; None if there already is one.
         seed: of the draw.
         where: the source, for errors.
+
+    Returns:
+        The arrays, and the numbering of the divided samples (None if nothing was divided).
 
     Raises:
         ConfigError: if there is neither a test part nor a fraction, or both.
@@ -146,10 +150,10 @@ def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tup
 
 
 def check_seed(dataset: Section) -> None:
-    """Refuse a seed of the draw of test samples where none are drawn.
+    """Refuse a seed for drawing test samples if none are drawn.
 
     Raises:
-        ValueError: which pydantic turns into the refusal of the config.
+        ValueError: for pydantic, which reports it as an error of the config.
     """
     seed, fraction = (getattr(dataset, name) for name in ("seed", "test_fraction"))
     if fraction is None and seed != type(dataset).model_fields["seed"].default:
@@ -157,10 +161,10 @@ def check_seed(dataset: Section) -> None:
 
 
 def drawn(labels: NDArray[np.generic], fraction: float, seed: int, where: str) -> NDArray[np.bool_]:
-    """Which samples are for tests ``(n,)``: the fraction of each class, at random; never all of one.
+    """Draw which samples are for tests ``(n,)``: a fraction of each class, but never all samples of a class.
 
     Raises:
-        DataError: if there is none, for which ``where`` says whose samples they are.
+        DataError: if no test sample would be drawn; its message names ``where``.
     """
     _, kinds, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.lexsort((generator(seed, "test fraction").random(len(labels)), kinds))
@@ -174,7 +178,7 @@ def drawn(labels: NDArray[np.generic], fraction: float, seed: int, where: str) -
 
 
 def split_numbering(test: NDArray[np.bool_]) -> Numbering:
-    """The numbering of a source of which the samples ``test`` ``(T,)`` were taken for tests."""
+    """The numbering of a source of which the samples in the mask ``test`` ``(n,)`` were taken for tests."""
     train, tests = np.cumsum(~test) - 1, np.cumsum(test) - 1
     return Numbering(np.where(test, -1, train), np.where(test, tests, -1), split=True)
 
@@ -197,10 +201,10 @@ def _of_mapping(returned: Mapping[Any, Any], where: str) -> Arrays:
 
 
 def _array(value: Any, where: str) -> NDArray[np.generic]:
-    """An array, tensor, list or table column as an array.
+    """Convert an array, tensor, list or table column to an array.
 
     Raises:
-        DataError: if it is none, holds objects, or has masked values.
+        DataError: if it cannot be converted, contains objects, or has masked values.
     """
     if isinstance(value, np.ma.MaskedArray) and value.mask.any():
         raise DataError(f"{where} has masked values; fill them in, or leave the samples out")
@@ -282,7 +286,7 @@ def _read(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[np.gen
 
 
 def _input(value: Any, where: str) -> tuple[NDArray[np.generic], Layout]:
-    """The input of one sample, and where its channels are: images of Pillow and tensors have conventions."""
+    """The input of one sample, and the layout of its channels, by the conventions of Pillow and PyTorch."""
     if type(value).__module__.startswith("PIL."):
         image = value if value.mode in ("L", "RGB") else value.convert("RGB")
         return np.asarray(image), "hwc"

@@ -26,15 +26,15 @@ _COLOURS = ("P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB", "H
 def read_pictures(
     pictures: Sequence[tuple[str, Opened]], size: int | None, channels: Literal[1, 3] | None
 ) -> NDArray[np.uint8]:
-    """All images as ``(n, C, H, W)``.
+    """Read all images as ``(n, C, H, W)``.
 
     Args:
-        pictures: where each is, for errors, and how to open it.
-        size: height and width to which they are scaled (bilinear); None: all must be of one size.
-        channels: 1: grey, 3: colours; None: colours if one of them has colours.
+        pictures: for each image its place, for errors, and a function that opens it.
+        size: height and width to which images are scaled (bilinear); None: all must have the same size.
+        channels: 1: grey, 3: colours; None: colours if any image has colours.
 
     Raises:
-        DataError: if one cannot be read, or they are of different sizes.
+        DataError: if one cannot be read, their sizes differ, or they do not fit in memory.
     """
     shape: tuple[int, int] | None = None if size is None else (size, size)
     colours = channels == 3
@@ -65,7 +65,7 @@ def read_pictures(
                 if pixels.size != (shape[1], shape[0]):
                     pixels = pixels.resize((shape[1], shape[0]), 2)  # bilinear
                 array = np.asarray(pixels)
-            except Exception as error:  # truncated and bent files make Pillow raise nearly anything
+            except Exception as error:  # truncated and damaged files make Pillow raise nearly anything
                 raise _unreadable(where, error) from None
         found[i] = array.transpose(2, 0, 1) if colours else array
     return found

@@ -1,6 +1,6 @@
-"""All clients that ever exist, as they are at a time: who is there, with which data, in which group.
+"""The state of all clients between two events: which are present, their data, and their groups.
 
-The steps of :mod:`rayfl.data.events` as functions from one population to the next.
+The events of :mod:`rayfl.data.events` are methods here, from one population to the next.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rayfl.data.redeal import redeal
 
 Ids = NDArray[np.int64]
 _LAST_RESORT = 1e-9
-"""The weight of strata that are used only where the others are exhausted."""
+"""The weight of strata that are used only if all others are exhausted."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """What becomes of a client's samples: the fraction for validation, the most test samples, the seed."""
+    """How a client's samples are split: the validation fraction, the most test samples, and the seed."""
 
     validation: float
     limit: int | None
@@ -32,18 +32,18 @@ class Shares:
 
 @dataclass(frozen=True)
 class Population:
-    """``N`` clients at a time.
+    """The state of ``N`` clients between two events.
 
     Attributes:
-        samples: the data, without label maps.
-        train, validation, test: plain indices of every client, there or not.
+        samples: the data; their label maps are not used.
+        train, validation, test: plain indices of every client, present or absent.
         groups: planted groups ``(N,)`` or None.
         maps: the row of ``rows`` through which each client sees its labels ``(N,)``.
-        rows: label maps; the first changes nothing.
-        active: who is there ``(N,)``.
-        known: who has ever been there ``(N,)``.
-        founded: what the clients of each group have in common, one key a group, the partition's first: where
-        their samples are from, and the row of ``rows`` (:func:`keys_of`).
+        rows: label maps; the first is the identity.
+        active: which clients are present ``(N,)``.
+        known: which clients have ever been present ``(N,)``.
+        founded: one key per group, those of the partition first: what the clients of the group have in
+        common, that is the source of their samples and their row of ``rows`` (:func:`keys_of`).
         names: the user's ids of the clients ``(N,)`` or None.
     """
 
@@ -60,23 +60,25 @@ class Population:
     names: Names | None = None
 
     def everything(self, client: int) -> NDArray[np.int32]:
-        """All samples of a client but its test samples."""
+        """The training and validation samples of a client ``(n,)``."""
         return np.concatenate([self.train[client], self.validation[client]])
 
     def came(self, ids: Ids) -> Population:
-        """``ids`` are there."""
+        """The population after clients ``ids`` have come."""
         active, known = self.active.copy(), self.known.copy()
         active[ids] = known[ids] = True
         return replace(self, active=active, known=known)
 
     def left(self, ids: Ids) -> Population:
-        """``ids`` are no longer there; their samples stay theirs."""
+        """The population after clients ``ids`` have left; they keep their samples."""
         active = self.active.copy()
         active[ids] = False
         return replace(self, active=active)
 
     def relabelled(self, ids: Ids, labels: Ids) -> Population:
-        """``ids`` call label ``c`` ``labels[c]`` from now on, on top of what they called it before."""
+        """The population after clients ``ids`` have renamed each label ``c`` to ``labels[c]``, in addition to
+        earlier changes.
+        """
         rows, maps = list(self.rows), self.maps.copy()
         for old in np.unique(self.maps[ids]).tolist():
             row = tuple(labels[list(self.rows[old])].tolist())
@@ -86,8 +88,8 @@ class Population:
         return replace(self, rows=tuple(rows), maps=maps)
 
     def renamed(self, ids: Ids, labels: Ids) -> Population:
-        """``ids`` are :meth:`relabelled`, and belong to the groups that see the same samples so, if there are
-        any, or to new ones.
+        """The population after clients ``ids`` have been :meth:`relabelled` and moved to the groups with the
+        same source and label map, which may be new.
         """
         found = self.relabelled(ids, labels)
         if self.groups is None:
@@ -97,7 +99,7 @@ class Population:
         return found.regrouped(ids, keys)
 
     def regrouped(self, ids: Ids, keys: Sequence[tuple[object, ...]]) -> Population:
-        """``ids`` belong to the groups that ``keys`` stand for, one per client."""
+        """The population after clients ``ids`` have moved to the groups with these keys, one per client."""
         if self.groups is None:
             return self
         groups, founded = self.groups.copy(), list(self.founded)
@@ -108,7 +110,9 @@ class Population:
         return replace(self, groups=groups, founded=tuple(founded))
 
     def follows(self, ids: Ids, like: Ids, before: Population) -> Population:
-        """``ids`` belong to the groups ``like`` and see labels as most of these did ``before``."""
+        """The population after clients ``ids`` have moved to the groups ``like``; they see labels as most
+        clients of their new group did in ``before``.
+        """
         assert self.groups is not None
         assert before.groups is not None
         groups, maps = self.groups.copy(), self.maps.copy()
@@ -134,7 +138,7 @@ class Population:
         )
 
     def federation(self, samples: Samples) -> Federation:
-        """What is there of it, as virtual ids of ``samples`` (with the label maps of all times)."""
+        """The federation of the present clients, with virtual ids of ``samples`` (with all label maps)."""
         maps = None if samples.label_maps is None else self.maps
 
         def seen(lists: Ragged, count: int) -> Ragged:
@@ -151,10 +155,10 @@ class Population:
 
 
 def keys_of(groups: Ids | None, maps: Ids) -> tuple[tuple[object, ...], ...]:
-    """What the clients of each of a partition's groups have in common: the source of the samples, the map.
+    """The key of each group of a partition: the source of its samples, and its label map.
 
-    If each group sees its labels through another map, the groups differ in nothing else (CFL's swapped and
-    permuted labels). A number between 0 and the largest group that no client has is a group of its own.
+    If each group has a different label map, the groups are assumed to differ in nothing else (CFL's swapped
+    and permuted labels). Unused numbers below the largest group also get a key.
     """
     if groups is None:
         return ()
@@ -170,13 +174,14 @@ def keys_of(groups: Ids | None, maps: Ids) -> tuple[tuple[object, ...], ...]:
 
 @dataclass(frozen=True)
 class Wish:
-    """What samples clients are to get.
+    """The samples that drifting clients are to get.
 
     Attributes:
         ids: the clients ``(D,)``, ascending.
-        classes: new classes that all get; None: each draws as many as it had, of those it did not have.
-        like: groups whose distribution each follows instead ``(D,)``, or None.
-        reuse: whether samples that others hold will do.
+        classes: new classes for all of them; None: each client draws as many classes as it had, of those that
+        it did not have.
+        like: for each client the group whose distribution it gets instead ``(D,)``, or None.
+        reuse: whether samples of other clients may be used.
     """
 
     ids: Ids
@@ -188,10 +193,15 @@ class Wish:
 def new_samples(
     population: Population, wishes: Sequence[Wish], rngs: Sequence[np.random.Generator]
 ) -> tuple[list[list[NDArray[np.int64]]], list[Ids]]:
-    """New samples for all that drift together.
+    """Draw new samples for all clients that drift together.
+
+    Args:
+        population: before the drift.
+        wishes: one per event.
+        rngs: one per event.
 
     Returns:
-        For each wish the new lists of its clients, and how many samples each of them is short of.
+        For each wish the new lists of its clients, and the number of samples that each of them lacks.
     """
     samples = population.samples
     strata, present, testable = _present_strata(samples)
@@ -234,7 +244,7 @@ def _other_classes(
     rest: float,
     rng: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Weights of the strata for a client with the classes ``had``: as many others, drawn by their supply."""
+    """Weights of the strata for a client with the classes ``had``: as many other classes, drawn by supply."""
     allowed = np.where(np.isin(classes, had), 0, supply).astype(np.float64)
     by_class = np.bincount(classes, weights=allowed)
     there = np.flatnonzero(by_class)
@@ -250,14 +260,16 @@ def _other_classes(
 def _present_strata(
     samples: Samples,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Of the strata that occur: that of each training sample, their numbers, and which can be tested."""
+    """The strata that occur in the training data, counted from 0: that of each sample ``(n,)``, the original
+    numbers ``(S,)``, and which of them have test samples ``(S,)``.
+    """
     train, test, count = strata_of(samples)
     present, strata = np.unique(train, return_inverse=True)
     return strata, present, np.bincount(test, minlength=count)[present] > 0
 
 
 def _holdings(population: Population, group: int) -> NDArray[np.int32]:
-    """The samples of all clients of a group that are there."""
+    """The training and validation samples of all present clients of a group."""
     members = population.active & (population.groups == group)
     return np.concatenate(
         [lists.values[np.repeat(members, lists.sizes)] for lists in (population.train, population.validation)]
@@ -265,7 +277,7 @@ def _holdings(population: Population, group: int) -> NDArray[np.int32]:
 
 
 def _unheld(population: Population, giving_back: Ids) -> NDArray[np.bool_]:
-    """The training samples that no client holds, apart from those who give theirs back ``(n,)``."""
+    """The training samples that no client has, or only a client that gives them back, as a mask ``(n,)``."""
     keeping = np.ones(len(population.active), bool)
     keeping[giving_back] = False
     free = np.ones(len(population.samples.y_train), bool)
@@ -283,7 +295,7 @@ def _with(lists: Ragged, ids: Ids, new: Ragged) -> Ragged:
 
 
 def _only(lists: Ragged, active: NDArray[np.bool_]) -> Ragged:
-    """``lists``, empty where not ``active``."""
+    """``lists``, with empty lists for clients that are not ``active``."""
     if active.all():
         return lists
     sizes = lists.sizes * active

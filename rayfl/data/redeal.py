@@ -1,4 +1,4 @@
-"""New samples for clients whose data change, from samples that no client holds."""
+"""Draws new samples for clients whose data change, from samples that no client has."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Counts = NDArray[np.int64]
 
 
 def spread(total: int, weights: NDArray[np.float64], limits: Counts) -> Counts:
-    """Integers with sum ``total`` in proportion to ``weights``, none above its limit.
+    """Divide ``total`` into integers in proportion to ``weights``, none above its limit.
 
-    What exceeds a limit is distributed over the others in the same way. If only entries of weight zero are
-    left, the sum is smaller.
+    What exceeds a limit is distributed over the other entries in the same way. If only entries of weight zero
+    are below their limits, the sum is smaller than ``total``.
 
     Args:
         total: the sum.
@@ -24,7 +24,7 @@ def spread(total: int, weights: NDArray[np.float64], limits: Counts) -> Counts:
         limits: ``(S,)``.
     """
     dealt = np.zeros(len(weights), np.int64)
-    for _ in range(len(weights) + 1):  # every pass fills a place, or is the last
+    for _ in range(len(weights) + 1):  # every pass but the last fills an entry to its limit
         open_weights = np.where(dealt < limits, weights, 0.0)
         left = total - int(dealt.sum())
         if left == 0 or open_weights.sum() <= 0:
@@ -34,9 +34,9 @@ def spread(total: int, weights: NDArray[np.float64], limits: Counts) -> Counts:
 
 
 def most(sizes: Counts, allowed: NDArray[np.bool_], supply: Counts) -> Counts:
-    """Number of samples of each stratum for every client, such that as few as possible are missing.
+    """Number of samples of each stratum for every client, so that as few samples as possible are missing.
 
-    A maximum flow from clients to strata (Dinic 1970).
+    Computed as a maximum flow from clients to strata (Dinic 1970).
 
     Args:
         sizes: number of samples that each client needs ``(D,)``.
@@ -69,23 +69,24 @@ def redeal(
     reuse: NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> tuple[list[NDArray[np.int64]], Counts]:
-    """Give clients as many samples as they had, of other strata.
+    """Give clients as many samples as they had, from other strata.
 
-    The clients' own samples are given back first; each keeps those that fit. What is missing comes from
-    the free samples. Clients with ``reuse`` choose last and have their new strata in full: what the free
-    samples do not give they borrow from those that somebody holds and keeps.
+    The clients first give back their own samples, and each keeps those that fit its new strata. The rest is
+    drawn from the free samples. Clients with ``reuse`` choose last and get their new strata in full: samples
+    that are not free they share with the clients that have them.
 
     Args:
         own: the samples that each client has now, D lists.
-        weights: how the new samples of each client are spread over the strata, ``(D, S)``; zero: none.
-            Where a stratum has too few (of all, for clients with ``reuse``), the others give more.
+        weights: proportions of the strata among the new samples of each client ``(D, S)``; zero: none. If a
+            stratum has too few free samples (for clients with ``reuse``: too few in total), more are taken
+            from the others.
         strata: the stratum of every sample ``(n,)``.
-        free: the samples that no client holds ``(n,)``, those of ``own`` included.
-        reuse: which clients may be given samples that others hold, ``(D,)``.
-        rng: decides which samples, and in which order the clients choose.
+        free: mask of the samples that no client has ``(n,)``, including those of ``own``.
+        reuse: which clients may also get samples that others have ``(D,)``.
+        rng: draws the samples, and the order in which the clients choose.
 
     Returns:
-        The new lists, and how many samples each is short of ``(D,)``.
+        The new lists, and the number of samples that each client lacks ``(D,)``.
     """
     sizes = np.array([len(part) for part in own], np.int64)
     supply = np.bincount(strata[free], minlength=weights.shape[1])
@@ -125,13 +126,13 @@ def _draw(
     free: NDArray[np.bool_],
     rng: np.random.Generator,
 ) -> list[NDArray[np.int64]]:
-    """Samples in the given numbers, every free one at most once: a client's own first."""
+    """Draw ``counts`` ``(D, S)`` free samples, each at most once; a client keeps its own first."""
     left = free.copy()
     lists: list[NDArray[np.int64]] = []
     missing = counts.copy()
     for client, part in enumerate(own):
         shuffled = rng.permutation(np.asarray(part, np.int64))
-        shuffled = shuffled[left[shuffled]]  # not what it had borrowed
+        shuffled = shuffled[left[shuffled]]  # not samples that it shares with others
         grouped = shuffled[np.argsort(strata[shuffled], kind="stable")]
         rank = _ranks(strata[grouped])
         kept = grouped[rank < counts[client, strata[grouped]]]
@@ -150,7 +151,7 @@ def _draw(
 
 
 def _ranks(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The place of each entry among its equals, ``values`` being sorted."""
+    """The position of each entry among the entries of equal value; ``values`` must be sorted."""
     starts = np.searchsorted(values, values)
     ranks: NDArray[np.int64] = np.arange(len(values)) - starts
     return ranks

@@ -26,7 +26,7 @@ def _server(samples: Samples) -> list[str]:
 
 
 def _table(samples: Samples) -> list[str]:
-    """The range of a table's features, and how models take them."""
+    """A line on the range of a table's features, and how they are scaled."""
     x, scaling = samples.x_train, samples.scaling
     if x.ndim != 2 or x.dtype.kind != "f" or scaling is None or in_files(x):
         return []
@@ -40,7 +40,7 @@ def _table(samples: Samples) -> list[str]:
 
 
 def _gaps(samples: Samples) -> list[str]:
-    """Numbers below the largest label that no sample has, where nobody said how many classes there are."""
+    """A line on unused numbers below the largest label, if the data have no names of classes."""
     if samples.targets_train is not None or samples.class_names:
         return []
     present = np.zeros(samples.classes, bool)
@@ -57,8 +57,8 @@ def _gaps(samples: Samples) -> list[str]:
 
 
 def _scarce(samples: Samples) -> list[str]:
-    """Labels of which the test set has too few samples for their share of the training data, or none, and
-    those of which the training data have none."""
+    """Lines on labels with no test samples, or too few for their share of the training data, and on labels
+    with no training samples."""
     train, test, strata = strata_of(samples)
     trained, tested = np.bincount(train, minlength=strata), np.bincount(test, minlength=strata)
     lines = []
@@ -95,7 +95,7 @@ def _more(count: int) -> str:
 
 
 def _unknown(samples: Samples) -> list[str]:
-    """How many of the words to be predicted are the unknown word."""
+    """A line on the percentage of words to predict that are not in the vocabulary."""
     targets = samples.targets_test
     if targets is None or UNKNOWN not in samples.vocabulary:
         return []

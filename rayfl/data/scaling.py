@@ -13,9 +13,10 @@ from rayfl.errors import ConfigError
 from rayfl.settings import Section
 
 _SAMPLED = 10_000
-"""The statistics of pixels are those of at least this many images (of all, if there are fewer than twice)."""
+"""Statistics of pixels use at least this many images, evenly spaced (all, if there are fewer than twice as
+many)."""
 _ROWS = 4096
-"""Rows of a table that are made float64 at a time."""
+"""Rows of a table that are converted to float64 at a time."""
 
 
 class GivenScaling(Section):
@@ -39,7 +40,7 @@ class GivenScaling(Section):
 
 
 Normalise = Union[Literal["pooled", "server", "none"], GivenScaling]  # noqa: UP007
-"""Whose mean and standard deviation inputs are normalised with."""
+"""The samples whose mean and standard deviation are used to normalise inputs, or these numbers themselves."""
 
 
 class Inputs(Protocol):
@@ -77,9 +78,9 @@ class Scaling:
     def of(cls, samples: Inputs, x: NDArray[np.generic] | None = None) -> Scaling:
         """Statistics of ``x``, by default of all training samples.
 
-        Images have a mean and standard deviation for each channel, pixels in rows (uint8 ``(n, D)``) one for
-        all, tables of floats one for each feature; a channel or feature that never changes has a deviation of
-        1. Words are left alone.
+        Images have a mean and standard deviation per channel, tables of floats one per feature, and pixels in
+        rows (uint8 ``(n, D)``) one for all. A constant channel or feature gets a deviation of 1. Words are
+        not scaled.
         """
         x, plain = samples.x_train if x is None else x, cls.none(samples)
         if samples.tokens or not len(x):
@@ -95,15 +96,16 @@ class Scaling:
 
     @classmethod
     def none(cls, samples: Inputs) -> Scaling:
-        """Pixels in [0, 1], floats as they are."""
+        """No normalisation: pixels in [0, 1], floats as they are."""
         return cls(1 / 255 if samples.x_train.dtype == np.uint8 else 1.0, (0.0,), (1.0,))
 
     @classmethod
     def given(cls, samples: Inputs, given: GivenScaling) -> Scaling:
-        """The numbers that the config names.
+        """The scaling with the numbers given in the config.
 
         Raises:
-            ConfigError: if there are neither as many as channels or features, nor one.
+            ConfigError: if their number is neither one nor that of channels or features, or the inputs are
+                words.
         """
         wanted = samples.shape[0]
         if samples.tokens:
@@ -121,7 +123,7 @@ class Scaling:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Scaling:
-        """What :meth:`to_dict` wrote."""
+        """The inverse of :meth:`to_dict`."""
         return cls(values["factor"], tuple(values["mean"]), tuple(values["std"]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,7 +131,7 @@ class Scaling:
         return asdict(self)
 
     def apply(self, x: NDArray[np.generic]) -> NDArray[np.float32]:
-        """Stored inputs ``(n, C, H, W)`` or ``(n, D)`` as a model takes them."""
+        """Scale stored inputs ``(n, C, H, W)`` or ``(n, D)`` for a model."""
         shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
         mean, std = (np.reshape(values, shape) for values in (self.mean, self.std))
         slope, shift = (self.factor / std).astype(np.float32), (mean / std).astype(np.float32)
@@ -137,7 +139,7 @@ class Scaling:
         return scaled
 
     def undo(self, x: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Inputs as they are stored, of which :meth:`apply` makes ``x`` ``(n, C, H, W)`` or ``(n, D)``."""
+        """The inverse of :meth:`apply` for inputs ``x`` ``(n, C, H, W)`` or ``(n, D)``."""
         shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
         mean, std = (np.reshape(values, shape) for values in (self.mean, self.std))
         return np.asarray((x * std + mean) / self.factor, np.float64)

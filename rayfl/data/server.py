@@ -17,7 +17,7 @@ from rayfl.settings import Section
 
 
 class ServerData(Section):
-    """The samples that the server lets models predict; labels are not used."""
+    """The server's samples on which predictions of models are compared; labels are not used."""
 
     source: str = Field(
         "dataset",
@@ -41,18 +41,18 @@ class ServerData(Section):
 
     @property
     def public_samples(self) -> int:
-        """Number of samples to hold out for it."""
+        """Number of training samples to hold out for the server."""
         return self.samples if self.source == "dataset" else 0
 
     def draw(self, samples: Samples, seed: int) -> NDArray[np.generic]:
         """The inputs ``(s, ...)``, of the same shape and type as the run's own.
 
-        Noise is uniform over the values of pixels (or the words of texts). Other numbers are normal, as the
-        models take them: with the mean and deviation by which inputs are scaled.
+        Noise is uniform over the values of pixels (or the words of texts). For other inputs it is normal,
+        with the mean and deviation of the run's scaling.
 
         Raises:
-            DataError: if the server has no samples; or those of another dataset are not there, not of the
-                run's shape, or those of the run's clients.
+            DataError: if the server has no samples; or if the other dataset is missing, has samples of
+                another shape, or is that of the run's clients.
         """
         rng = generator(seed, "server data")
         own = samples.x_test

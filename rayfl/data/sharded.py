@@ -1,6 +1,6 @@
-"""Inputs that lie in many files, of which only those that are asked for are read.
+"""Inputs in many files, which are read only when their rows are needed.
 
-Importing this module costs nothing; pyarrow is needed for Parquet only.
+Importing this module is cheap; pyarrow is needed for Parquet only.
 """
 
 from __future__ import annotations
@@ -27,24 +27,23 @@ _format: Any = np.lib.format  # without types
 SUFFIXES = (".npz", ".parquet")
 
 _MOST = 4096
-"""Shards that are open at a time; pages of mapped files are the system's, which takes them back at need."""
+"""Maximum number of open shards. Mapped files take no memory that the system cannot reclaim."""
 
 
 class ShardedArray:
-    """Reads like an array ``(n, ...)`` whose rows lie in files, one shard after the other: a file, or a row
-    group of a Parquet file.
+    """An array ``(n, ...)`` whose rows are stored in shards, which are files or row groups of Parquet files.
 
-    It travels to other processes without its rows: each reads the shards that it needs, maps those that are
-    stored as they are (``numpy.savez``), and keeps the others up to ``cache`` bytes. While rows of one shard
-    are copied the next is read.
+    Only its description is sent to other processes. Each of them reads the shards that it needs: uncompressed
+    ones (``numpy.savez``) are mapped, others are cached up to ``cache`` bytes. While rows of one shard are
+    copied, the next shard is read.
 
     Args:
-        paths: of the files of the S shards.
-        starts: the number of the first row of each, and the total ``(S + 1,)``.
+        paths: for each of the S shards its file.
+        starts: the index of the first row of each shard, and the total ``(S + 1,)``.
         shape: of a row.
         dtype: of the numbers.
         cache: bytes of shards that are kept in memory.
-        groups: of each shard the number of its row group ``(S,)``; None if all are whole files.
+        groups: for each shard the number of its row group ``(S,)``; None if all are whole files.
     """
 
     def __init__(
@@ -66,33 +65,33 @@ class ShardedArray:
         self._ahead: dict[int, Future[NDArray[Any]]] = {}
         self._reader: ThreadPoolExecutor | None = None
         self.reads = 0
-        """Shards opened so far."""
+        """Number of shards opened so far."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is kept stays here."""
+        """The description without cached rows."""
         own = ("_kept", "_held", "_ahead", "_reader", "reads")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As sent."""
+        """Restore the description with an empty cache."""
         vars(self).update(state)
         self._open()
 
     @property
     def ndim(self) -> int:
-        """Axes."""
+        """Number of axes."""
         return len(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes in memory wherever it is: none to speak of."""
+        """Bytes that it takes in memory: 0, since the rows stay in their files (the cache is not counted)."""
         return 0
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def take(self, ids: NDArray[np.integer], axis: int = 0) -> NDArray[Any]:
-        """The rows of these numbers ``(len(ids), ...)``."""
+        """The rows with these indices ``(len(ids), ...)``."""
         assert axis == 0
         ids = np.asarray(ids, np.int64)
         found = np.empty((len(ids), *self.shape[1:]), self.dtype)
@@ -110,7 +109,7 @@ class ShardedArray:
         return found
 
     def take_once(self, ids: NDArray[np.integer]) -> NDArray[Any]:
-        """As :meth:`take`, for rows of many shards that are not needed again: none is kept."""
+        """As :meth:`take`, for rows that are needed only once: no shard is kept in the cache."""
         cache, self.cache = self.cache, 0
         try:
             return self.take(ids)
@@ -120,7 +119,7 @@ class ShardedArray:
             self._held = 0
 
     def _check_finite(self, found: NDArray[Any], of: NDArray[np.integer]) -> None:
-        """Refuse NaN and infinity, which arrays in memory are searched for when they are loaded.
+        """Refuse NaN and infinity; arrays in memory are checked when they are loaded.
 
         Args:
             found: rows ``(n, ...)``.
@@ -131,7 +130,7 @@ class ShardedArray:
         """
         if found.dtype.kind != "f":
             return
-        with np.errstate(all="ignore"):  # a sum costs next to nothing, and may overflow
+        with np.errstate(all="ignore"):  # a sum is cheap, but may overflow for finite rows
             if np.isfinite(found.sum()):
                 return
         bad = np.flatnonzero(~np.isfinite(found).reshape(len(found), -1).all(axis=1))
@@ -145,7 +144,7 @@ class ShardedArray:
         return np.asarray(self.take(np.arange(len(self))), dtype)
 
     def fingerprint(self) -> bytes:
-        """Changes with the contents: the checksums that files of arrays hold, or the footers of Parquet."""
+        """A digest of the contents, from the checksums in .npz files and parts of Parquet files."""
         digest = hashlib.sha256(repr((self.shape, self.dtype.str)).encode())
         for path in dict.fromkeys(self.paths):
             try:
@@ -176,7 +175,7 @@ class ShardedArray:
         return read(self.paths[shard], "x", None if self.groups is None else int(self.groups[shard]))
 
     def _read_ahead(self, shard: int) -> None:
-        """Begin with a shard that will be needed next, if its file has to be decoded."""
+        """Start to read a shard that will be needed next, unless its file is mapped."""
         if shard in self._kept or shard in self._ahead or _is_mapped(self.paths[shard]):
             return
         if self._reader is None:
@@ -185,17 +184,17 @@ class ShardedArray:
 
 
 def in_files(x: object) -> bool:
-    """Whether these are inputs that are not in memory."""
+    """Whether these inputs are in files instead of in memory."""
     return isinstance(x, ShardedArray)
 
 
 def read(path: Path, name: str, group: int | None = None) -> NDArray[Any]:
-    """An array of a file; mapped, where the file stores it as it is.
+    """Read an array of a shard; it is mapped if the file stores it uncompressed.
 
     Args:
         path: of the file.
         name: of the array.
-        group: the row group of a Parquet file to which it is limited.
+        group: read only this row group of a Parquet file; None: the whole file.
 
     Raises:
         DataError: if it cannot be read.
@@ -210,7 +209,7 @@ def read(path: Path, name: str, group: int | None = None) -> NDArray[Any]:
                     loaded: NDArray[Any] = _format.read_array(packed, allow_pickle=False)
                     return loaded
             file.seek(member.header_offset + 26)
-            lengths = np.frombuffer(file.read(4), "<u2")  # of the name and what else stands before the data
+            lengths = np.frombuffer(file.read(4), "<u2")  # of the name and the extra field before the data
             file.seek(int(lengths.sum()), 1)
             shape, fortran, dtype = header(file)
             if not math.prod(shape):
@@ -228,7 +227,7 @@ def read(path: Path, name: str, group: int | None = None) -> NDArray[Any]:
 
 
 def names(path: Path) -> set[str]:
-    """The arrays of a shard.
+    """The names of the arrays in a shard.
 
     Raises:
         DataError: if it cannot be read.
@@ -247,12 +246,12 @@ def _unreadable(path: Path, error: Exception) -> DataError:
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:
-    """Files in the order of the numbers in their names: train-2 before train-10."""
+    """Sort files by the numbers in their names: train-2 before train-10."""
     return sorted(paths, key=lambda path: (re.sub(r"\d+", lambda n: n[0].zfill(20), path.name), path.name))
 
 
 def header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and type of the array that begins here in a file."""
+    """Shape, Fortran order and type of the ``.npy`` array that starts at the file's position."""
     version = _format.read_magic(file)
     reader = _format.read_array_header_1_0 if version == (1, 0) else _format.read_array_header_2_0
     shape, fortran, dtype = reader(file)
@@ -260,17 +259,17 @@ def header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def rows_of(path: Path) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
-    """How many rows ``x`` has, the shape of one and its type, without reading them.
+    """The number of rows of ``x``, the shape of a row and the type, without reading the rows.
 
     Raises:
         DataError: if it cannot be read.
     """
     if "x" not in names(path):
-        read(path, "x")  # which says so
+        read(path, "x")  # raises the error
     try:
         if path.suffix == ".parquet":
             return _rows_of_parquet(path)
-        if _is_mapped(path):  # as it will be used
+        if _is_mapped(path):  # checks that it can be mapped
             x = read(path, "x")
             shape, dtype = x.shape, x.dtype
         else:
@@ -286,11 +285,11 @@ def rows_of(path: Path) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
 
 
 def groups_of(path: Path, rows: int) -> tuple[NDArray[np.integer], list[int]]:
-    """The parts of a file that can be read on their own: their numbers, and how many rows each has.
+    """The row groups of a file that are not empty: their numbers ``(g,)``, and the rows of each.
 
     Args:
-        path: of the file.
-        rows: that it has; one part where the format has no row groups.
+        path: of the file; one that is not Parquet is a single group.
+        rows: number of rows in the file.
     """
     if path.suffix != ".parquet":
         return np.zeros(1, np.int32), [rows]
@@ -313,14 +312,14 @@ def _footer_of(path: Path, changed: int) -> Any:
 
 
 _FIRST = 256
-"""Rows of a Parquet file that are read to learn how long a row is."""
+"""Number of rows of a Parquet file that are read to find the length of a row."""
 
 
 def _rows_of_parquet(path: Path) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
-    """As :func:`rows_of`: from the footer, which has counts but not the length of a row, and the first rows.
+    """As :func:`rows_of`, from the first rows and the footer, which has counts but not the length of a row.
 
-    Where the counts do not fit rows of that length without gaps, the column is read, which refuses it. Other
-    faults are found when the rows are read.
+    If the counts do not fit rows of equal length without missing values, the whole column is read, which
+    raises the error. Other faults are found when the rows are read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -328,7 +327,7 @@ def _rows_of_parquet(path: Path) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
     footer = _footer(path)
     if not footer.num_rows:
         return 0, (0,), np.dtype(np.uint8)
-    # Page by page: without the buffer the whole column of a row group would be read.
+    # buffer_size: read page by page; without it the whole column of a row group would be read.
     with pq.ParquetFile(path, metadata=footer, buffer_size=1 << 16) as file:
         batch = next(file.iter_batches(_FIRST, columns=["x"], use_threads=False))
     first = _matrix(path, "x", pa.chunked_array([batch.column(0)]))
@@ -363,10 +362,10 @@ def _column(path: Path, name: str, group: int | None) -> NDArray[Any]:
 
 
 def _matrix(path: Path, name: str, chunks: Any) -> NDArray[Any]:
-    """A column of Arrow's as rows of equally many numbers.
+    """Convert an Arrow column to an array ``(n,)``, or ``(n, D)`` if it consists of lists of numbers.
 
     Raises:
-        DataError: if it is none.
+        DataError: if values are missing, or the lists have different lengths.
     """
     column = chunks.combine_chunks()
     if column.null_count:
@@ -401,4 +400,4 @@ def _checksum(path: Path) -> str:
 
 
 _PART, _PARTS = 1 << 16, 1 << 12
-"""A Parquet file of up to 256 MB is read whole for its checksum, of larger ones 4,096 parts of 64 kB."""
+"""The checksum of a Parquet file of up to 256 MB covers all of it; of larger ones, 4,096 parts of 64 kB."""

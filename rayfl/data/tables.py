@@ -1,4 +1,4 @@
-"""Tables from files, CSV or Parquet; errors are one line."""
+"""Read tables from CSV or Parquet files, with errors of one line."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def read_table(path: Path, text: bool = False, ids: Collection[str] = ()) -> pd.DataFrame:
-    """A table with a header.
+    """Read a table with a header.
 
     Args:
         path: a CSV file (commas, UTF-8), or Parquet if its name ends in ``.parquet``.
-        text: all values of a CSV file as the text that is there; by default numbers where a column has
-            nothing else, and NaN for what is empty or says so (``NA``, ``nan``).
-        ids: columns that are read as text in any case: ``007`` and ``7`` are two clients.
+        text: read all values of a CSV file as text. By default columns that contain only numbers are read as
+            numbers, and empty cells, ``NA`` and ``nan`` as NaN.
+        ids: columns that are always read as text: ``007`` and ``7`` are two clients.
 
     Returns:
         The rows that are not empty. Row ``i`` of the index is line ``i + 2`` of a CSV file.
 
     Raises:
-        DataError: if it is not there, has no rows, or cannot be read.
+        DataError: if the file is missing, has no rows, or cannot be read.
     """
     import pandas as pd  # deferred: workers do without it
 
@@ -68,8 +68,8 @@ def read_table(path: Path, text: bool = False, ids: Collection[str] = ()) -> pd.
 
 
 def _with_ids(frame: pd.DataFrame, path: Path, ids: Collection[str]) -> pd.DataFrame:
-    """The table with some columns as the text in the file; whole numbers that were written as floats
-    (``7.0``, as pandas does beside empty cells) stay whole numbers.
+    """The table with the columns ``ids`` as text, except columns of whole numbers written as floats: pandas
+    writes ``7.0`` if a column also has empty cells.
     """
     import pandas as pd
 
@@ -90,7 +90,7 @@ def _with_ids(frame: pd.DataFrame, path: Path, ids: Collection[str]) -> pd.DataF
 
 
 def check_file(path: Path) -> None:
-    """Refuse a file that is not there.
+    """Refuse a path that is not a file.
 
     Raises:
         DataError
@@ -100,14 +100,14 @@ def check_file(path: Path) -> None:
 
 
 _SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
-"""What some programs write between columns, as it is named in a message."""
+"""Other separators of columns that programs write, with their names in messages."""
 
 
 def _check_separator(path: Path) -> None:
-    """Refuse columns that are separated by something else, such as the semicolons of spreadsheets.
+    """Refuse files whose columns are not separated by commas, such as those with semicolons of spreadsheets.
 
-    They are if header and first row have equally many cells then, and more than commas make of the header.
-    Semicolons are not simply read: with them, commas are often the points of numbers.
+    That is assumed if another separator divides header and first row into equally many cells, and into more
+    than commas do. Such files are not read, since commas are often decimal points in them.
 
     Raises:
         DataError
@@ -120,7 +120,7 @@ def _check_separator(path: Path) -> None:
 
     try:
         found = {separator: cells(separator) for separator in (",", *_SEPARATORS)}
-    except (OSError, ValueError, csv.Error):  # compressed, or broken: the reader says how
+    except (OSError, ValueError, csv.Error):  # compressed or broken: reading it raises the error
         return
     for separator, spoken in _SEPARATORS.items():
         first = found[separator]
@@ -130,7 +130,7 @@ def _check_separator(path: Path) -> None:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse two columns of one name, which pandas would rename.
+    """Refuse two columns of the same name, which pandas would rename.
 
     Raises:
         DataError
@@ -155,12 +155,12 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 
 def line_of(path: Path, row: int) -> str:
-    """Where a row of :func:`read_table`'s index lies: ``owners.csv:17``."""
+    """The place of row ``row`` of :func:`read_table`'s index, for messages: ``owners.csv:17``."""
     return f"{path}, row {row}" if path.suffix == ".parquet" else f"{path}:{row + 2}"
 
 
 def require(frame: pd.DataFrame, columns: tuple[str, ...], where: str) -> None:
-    """Refuse a table without some columns.
+    """Refuse a table that lacks one of these columns.
 
     Raises:
         DataError
@@ -175,4 +175,4 @@ def require(frame: pd.DataFrame, columns: tuple[str, ...], where: str) -> None:
 
 
 _SHOWN = 8
-"""So many columns are named in a message."""
+"""Maximum number of columns named in a message."""

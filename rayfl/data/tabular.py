@@ -1,4 +1,4 @@
-"""Tables made into features and classes: numbers as they are, categories one-hot, labels numbered."""
+"""Convert tables to features and classes: numbers as they are, categories one-hot, labels numbered."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Place = Callable[[int], str]
-"""Where a row lies, for errors."""
+"""Returns the place of a row, for errors."""
 
 MOST_VALUES = 1000
-"""A column with more different texts is not a category."""
+"""A column with more distinct texts is not a category."""
 _NAMELESS = re.compile(r"Unnamed: \d+")
-"""What pandas calls a column without a name."""
+"""The name that pandas gives a column without a name."""
 _LONGEST = 200
-"""Characters of a value by which clients can be told apart."""
+"""Maximum characters of a value that may be the id of a client."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Roles:
 
     Attributes:
         label: the column with the class; None if ``targets`` are predicted.
-        exclude: columns that are not features, by which clients can be told apart.
+        exclude: columns that are not features, but may define clients.
         categorical: columns to encode one-hot; None: those with text.
         targets: columns with numbers to predict.
     """
@@ -55,13 +55,13 @@ class Roles:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A table as a dataset takes it.
+    """A table as the arrays of a dataset.
 
     Attributes:
         x: features ``(n, D)``, in the order of the columns; a category has a feature for each of its values.
-        y: labels ``(n,)``; all 0 where numbers are predicted.
-        class_names: what the labels stand for.
-        columns: those that are no features, as text ``(n,)`` each.
+        y: labels ``(n,)``; all 0 if numbers are predicted.
+        class_names: the name of each label.
+        columns: the excluded columns, as text ``(n,)`` each.
         targets: numbers to predict ``(n, K)``, if any.
     """
 
@@ -72,21 +72,21 @@ class Encoded:
     targets: NDArray[np.float32] | None = None
 
     def part(self, rows: NDArray[np.bool_], others: NDArray[np.bool_]) -> dict[str, Column]:
-        """The columns, with training samples ``rows`` and test samples ``others``, masks ``(n,)``."""
+        """The columns by name, for training samples ``rows`` and test samples ``others``, masks ``(n,)``."""
         return {name: column_of(values[rows], values[others]) for name, values in self.columns.items()}
 
 
 def encode(frame: pd.DataFrame, roles: Roles, where: str, at: Place) -> Encoded:
-    """Features and classes.
+    """Convert a table to features and classes.
 
     Args:
         frame: training and test samples together, a row each.
-        roles: what the columns are.
+        roles: of its columns.
         where: the table, for errors.
-        at: where a row lies, for errors.
+        at: returns the place of a row, for errors.
 
     Raises:
-        DataError: if a column is not there, or holds what it must not: one line with the row.
+        DataError: if a column is missing or contains something invalid: one line with the row.
     """
     predicted = roles.predicted
     require(frame, (*predicted, *roles.exclude, *(roles.categorical or ())), where)
@@ -138,16 +138,17 @@ def _numbers(column: pd.Series) -> bool:
 
 
 def known_values(frame: pd.DataFrame, known: pd.DataFrame, roles: Roles, at: Place) -> pd.DataFrame:
-    """Rows of another table, whose categories and classes are those of the first, in the same types.
+    """Convert rows of another table to the types of a known one, which must have all their categories.
 
     Args:
         frame: with the columns of ``known``.
         known: the rows by which values are numbered.
-        roles: what the columns are.
-        at: where a row of ``frame`` lies, for errors.
+        roles: of the columns.
+        at: returns the place of a row of ``frame``, for errors.
 
     Raises:
-        DataError: if a cell is empty, or holds what ``known`` does not: one line with the row.
+        DataError: if a cell is empty, or has a class or category that is not in ``known``: one line with the
+            row.
     """
     import pandas as pd
 
@@ -180,7 +181,7 @@ def _targets(frame: pd.DataFrame, names: Sequence[str], at: Place) -> NDArray[np
     """Columns of numbers to predict ``(n, K)``.
 
     Raises:
-        DataError: if one holds anything else.
+        DataError: if one contains anything else.
     """
 
     for name in names:
@@ -194,10 +195,10 @@ def _targets(frame: pd.DataFrame, names: Sequence[str], at: Place) -> NDArray[np
 
 
 def labels_of(column: pd.Series, what: str, at: Place) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """The number of each class ``(n,)`` and the classes' names: whole numbers by size, others as text.
+    """Number the labels ``(n,)``, and return the classes' names: whole numbers by value, others as text.
 
     Raises:
-        DataError: if a label is missing or no class, or there is one class only.
+        DataError: if a label is missing or cannot be a class, or there is only one class.
     """
     import pandas as pd
 
@@ -230,10 +231,10 @@ def labels_of(column: pd.Series, what: str, at: Place) -> tuple[NDArray[np.int64
 
 
 def as_text(column: pd.Series) -> NDArray[np.str_] | None:
-    """A column as text ``(n,)``, empty where nothing is known; None if it is too long to be anybody's id."""
+    """A column as text ``(n,)``, empty for missing values; None if values are too long for ids of clients."""
     values = column.to_numpy()
     if values.dtype.kind == "f" and bool((np.isnan(values) | (values == np.floor(values))).all()):
-        column = column.astype("Int64")  # whole numbers beside gaps
+        column = column.astype("Int64")  # whole numbers and missing values
     text = column.astype(object).where(column.notna(), "").astype(str).str.strip()
     return None if len(text) and text.str.len().max() > _LONGEST else text.to_numpy().astype(str)
 
@@ -241,7 +242,7 @@ def as_text(column: pd.Series) -> NDArray[np.str_] | None:
 def _feature(
     column: pd.Series, name: str, roles: Roles, at: Place
 ) -> tuple[NDArray[np.generic], list[str] | None]:
-    """The numbers of a feature ``(n,)``; or the places of its values, and these."""
+    """The numbers of a feature ``(n,)`` and None; or the index of each row's category, and the categories."""
     import pandas as pd
 
     missing = np.flatnonzero(column.isna())

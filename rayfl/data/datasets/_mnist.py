@@ -1,4 +1,4 @@
-"""The file layout that MNIST and its successors share."""
+"""Base of MNIST and the datasets with the same file layout."""
 
 from __future__ import annotations
 

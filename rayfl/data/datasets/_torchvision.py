@@ -29,10 +29,10 @@ _OFFLINE = "data.name=npz data.path=file.npz (with x_train, y_train, x_test, y_t
 
 
 class TorchvisionDataset(ImageDataset):
-    """A dataset that lies in ``root`` as one npz file or in torchvision's own layout.
+    """Base of datasets stored in ``root``, as one npz file or in torchvision's own layout.
 
-    The npz file comes first; :meth:`prepare` writes it, because one file can appear complete or not at
-    all, and needs no unpickling when it is read.
+    If both exist, the npz file is read. :meth:`prepare` writes it, because a single file can be written
+    atomically, and reading it needs no unpickling.
     """
 
     torchvision_name: ClassVar[str]
@@ -63,7 +63,7 @@ class TorchvisionDataset(ImageDataset):
         return self.names
 
     def variants(self) -> Sequence[TorchvisionDataset]:
-        """The settings that come with the same download."""
+        """The variants of this dataset that the same download contains."""
         return (self,)
 
     @override
@@ -143,7 +143,7 @@ class TorchvisionDataset(ImageDataset):
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """What torchvision's download and readers raise when the network or a file fails."""
+    """The exceptions that torchvision's download and readers raise when the network or a file fails."""
     from http.client import HTTPException
 
     return (
@@ -161,7 +161,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def _network_timeout(seconds: float) -> Iterator[None]:
-    """A silent server ends in an error: torchvision's downloads set no timeout of their own."""
+    """Context manager that sets a timeout for sockets, since torchvision's downloads set none."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:

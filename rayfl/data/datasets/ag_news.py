@@ -38,26 +38,26 @@ _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|\d+(?:[.,]\d+)*|[^\w\s]")
 class AgNews(Dataset):
     """AG News: articles on World, Sports, Business and Sci/Tech, for predicting the next word.
 
-    An article is one sample: its first ``length + 1`` words give ``length`` inputs and as many targets, each
-    the word that follows (many to many: one pass of a recurrent network over ``length`` words makes
-    ``length`` predictions). Shorter articles are padded, and the padding is not counted; an article of one
-    word is left out.
+    An article is one sample: its first ``length + 1`` words give ``length`` inputs and as many targets; the
+    target of a word is the next word (many to many: one pass of a recurrent network over ``length`` words
+    makes ``length`` predictions). Shorter articles are padded, and padding is ignored in losses and
+    accuracies; articles of one word are left out.
 
     Words are in lower case, and punctuation marks are words. The vocabulary is the most frequent words of the
     training articles (ties in alphabetical order), a word for padding, and a word for all unknown words,
     which is also a target. As usual in simulations, all clients know the vocabulary from the start.
 
     The unknown word is easy to predict, so a small vocabulary makes perplexities low: with 8,000 training
-    articles and 20 words of each, 29.6 % of the test targets are unknown to 1,000 words, 11.6 % to 5,000, 6.7
-    % to 10,000 and 3.8 % to 20,000. Compare only perplexities of one vocabulary.
+    articles and 20 words of each, 29.6 % of the test targets are unknown for a vocabulary of 1,000 words,
+    11.6 % for 5,000, 6.7 % for 10,000 and 3.8 % for 20,000. Compare perplexities of one vocabulary only.
 
     The label of an article is its topic, and so is its domain. With the partition ``domains`` every client
     has articles on one topic (Clustered Federated Learning, Sattler et al. 2019, section 5.2); other
     partitions divide topics like classes.
 
-    ``root/ag_news`` (or ``root`` itself) holds ``train*.csv`` and ``test*.csv``, one of each, or the same
-    ending in ``.csv.gz``: the topic 1 to 4 in the first column and texts in the others, or a header that
-    names the columns.
+    ``root/ag_news`` (or ``root`` itself) must contain one ``train*.csv`` and one ``test*.csv``, or the same
+    with the ending ``.csv.gz``: the topic 1 to 4 in the first column and texts in the others, or a header
+    that names the columns.
     """
 
     name: Literal["ag_news"] = "ag_news"
@@ -86,7 +86,11 @@ class AgNews(Dataset):
 
     @override
     def prepare(self, root: Path) -> str:
-        """Nothing is downloaded: say where the files must lie."""
+        """Check that the files exist; nothing is downloaded.
+
+        Raises:
+            DataError: if they do not, with the folder to put them in.
+        """
         if self.available(root):
             return f"{self.name}: already in {root}"
         raise DataError(f"{self.name} is not downloaded; {_remedy(root)}")
@@ -154,16 +158,16 @@ def most_frequent(articles: Sequence[Sequence[str]], count: int) -> list[str]:
 def encode(
     articles: Sequence[Sequence[str]], vocabulary: Sequence[str], length: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Articles as numbers.
+    """Convert articles to indices of words.
 
     Args:
         articles: their words, two or more each.
-        vocabulary: all words that are told apart; the first is for padding, the second for unknown words.
+        vocabulary: the first entry is for padding, the second for unknown words.
         length: L.
 
     Returns:
         Inputs ``(n, L)``: the index of each word in the vocabulary, 0 after the end. Targets ``(n, L)``: the
-        place of the word that follows it, :data:`~rayfl.losses.base.IGNORED` where none does.
+        index of the next word, :data:`~rayfl.losses.base.IGNORED` where there is none.
     """
     place = {word: i for i, word in enumerate(vocabulary)}
     x = np.zeros((len(articles), length), np.int32)
@@ -175,7 +179,7 @@ def encode(
 
 
 def read_articles(path: Path) -> Iterator[tuple[int, str]]:
-    """The topic (0 to 3) and the text of every article of a CSV file, which may be packed with gzip.
+    """Yield the topic (0 to 3) and the text of every article in a CSV file, which may be compressed by gzip.
 
     Raises:
         DataError: if it cannot be read or has other columns; one line.
@@ -198,7 +202,7 @@ def read_articles(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _columns(path: Path, row: list[str]) -> tuple[int, list[int], int]:
-    """Where the topic and the texts are, and the first row of articles, going by the first row."""
+    """The columns of the topic and the texts, and the index of the first article, from the first row."""
     if row[0].strip().isdigit() and len(row) > 1:
         return 0, list(range(1, len(row))), 0
     names = [name.strip().lower() for name in row]

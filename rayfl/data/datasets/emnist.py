@@ -59,5 +59,5 @@ class Emnist(TorchvisionDataset):
 
     @override
     def variants(self) -> Sequence[Emnist]:
-        """One download holds all divisions."""
+        """One download contains both splits."""
         return [self.model_copy(update={"split": split}) for split in _SPLITS]

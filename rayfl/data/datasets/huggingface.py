@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 class HuggingFace(Dataset):
     """Hugging Face: what its library ``datasets`` loads, from the hub or from Parquet, CSV and image files.
 
-    Images, arrays or a table: if one of the columns holds images, these are the inputs, else if one holds
-    arrays or lists of numbers, these, else all columns are features as in ``table``. The other columns of
-    images and arrays are there for ``partition.name=column``. Test samples are the split ``test_split``, or
-    ``test_fraction`` of each class.
+    The inputs are the column with images, if there is one; else the column with arrays or lists of numbers;
+    else all columns are features, as in ``table``. With images or arrays, ``partition.name=column`` can use
+    the other columns. Test samples are the split ``test_split``, or ``test_fraction`` of each class.
     """
 
     name: Literal["huggingface"] = "huggingface"
@@ -76,7 +75,7 @@ class HuggingFace(Dataset):
     @model_validator(mode="before")
     @classmethod
     def _from_anywhere(cls, data: Any) -> Any:
-        """Names of folders and files are made absolute, so that the run goes on from anywhere."""
+        """Make names of folders and files absolute, so that the run can be resumed in any folder."""
         if not isinstance(data, dict):
             return data
         path, files = data.get("path"), data.get("data_files")
@@ -141,10 +140,10 @@ class HuggingFace(Dataset):
         )
 
     def _split(self, split: str) -> Any:
-        """A split, as the library has it.
+        """Load a split with the library.
 
         Raises:
-            DataError: if it cannot load it, in its words.
+            DataError: if that fails, with the library's message.
         """
         import datasets
 
@@ -161,11 +160,11 @@ class HuggingFace(Dataset):
                 split=split,
                 cache_dir=None if self.root is None else str(self.root),
             )
-        except Exception as error:  # a library that asks a network for a user's files raises anything
+        except Exception as error:  # network and files can make the library raise anything
             raise DataError(f"{self.path}: split {split}: {one_line(error)}") from None
 
     def _input(self, part: Any) -> tuple[str, str]:
-        """What the inputs are (``image``, ``array`` or ``table``), and in which column."""
+        """The kind of the inputs (``image``, ``array`` or ``table``), and their column ("" for a table)."""
         kinds = {name: kind for name, kind in map(_kind_of, part.features.items()) if name != self.label}
         if self.input is not None:
             self._check(part, self.input)
@@ -189,7 +188,7 @@ class HuggingFace(Dataset):
         require(pd.DataFrame(columns=part.column_names), names, self.path)
 
     def _at(self, parts: list[Any]) -> Place:
-        """Where a row of all splits together lies."""
+        """A function that returns the place of a row, counted over all splits."""
 
         def place(row: int) -> str:
             split, at = (parts[0], row) if row < len(parts[0]) else (parts[1], row - len(parts[0]))
@@ -198,7 +197,7 @@ class HuggingFace(Dataset):
         return place
 
     def _frame(self, parts: list[Any], names: list[str]) -> pd.DataFrame:
-        """Columns of plain values, of all splits together."""
+        """A table of these columns with the rows of all splits."""
         import pandas as pd
 
         frame: pd.DataFrame = pd.concat(
@@ -215,7 +214,7 @@ class HuggingFace(Dataset):
         return Encoded(found.x, *self._named(parts, found.y, found.class_names), found.columns)
 
     def _labels(self, parts: list[Any], column: str) -> Encoded:
-        """Labels, and the columns beside images and arrays; no features."""
+        """Labels and columns of a dataset of images or arrays, without features."""
         self._check(parts[0], self.label)
         features = parts[0].features
         names = [name for name in features if _kind_of((name, features[name]))[1] == "plain"]
@@ -231,7 +230,7 @@ class HuggingFace(Dataset):
     def _named(
         self, parts: list[Any], y: NDArray[np.int64], numbers: tuple[str, ...]
     ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-        """Classes as the dataset numbers and names them, where it does."""
+        """Replace the numbers and names of classes by those of the dataset, if it defines them."""
         names = getattr(parts[0].features[self.label], "names", None)
         if names is None:
             return y, numbers
@@ -277,11 +276,11 @@ class HuggingFace(Dataset):
 
 
 _BUILDERS = frozenset({"arrow", "csv", "imagefolder", "json", "parquet", "text", "webdataset", "xml"})
-"""Names by which the library reads files of one's own, and no folders."""
+"""Values of ``path`` for which the library reads the user's files; they are not folders."""
 
 
 def _absolute(files: Any) -> Any:
-    """Paths and patterns, one, several or by split; addresses and what is neither stay as they are."""
+    """Make paths and patterns absolute: one, several, or by split. URLs and other values stay as they are."""
     if isinstance(files, str):
         return files if "://" in files else os.path.join(os.getcwd(), os.path.expanduser(files))
     if isinstance(files, (list, tuple)):
@@ -290,7 +289,7 @@ def _absolute(files: Any) -> Any:
 
 
 def _kind_of(feature: tuple[str, Any]) -> tuple[str, str]:
-    """The name of a column, and whether it has images, arrays of numbers, plain values or others."""
+    """The name of a column, and its kind: ``image``, ``array`` (of numbers), ``plain`` or ``other``."""
     name, kind = feature
     what = type(kind).__name__
     if what == "Image":

@@ -23,12 +23,12 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".
 
 
 class ImageFolder(Dataset):
-    """Image folder: ``class/file.png``, as torchvision has it, below ``train/`` and ``test/`` or for both.
+    """Image folder: ``class/file.png`` as in torchvision, with or without folders ``train/`` and ``test/``.
 
     Classes are numbered in the order of their names, images in the order of their paths. Without folders
     ``train`` and ``test``, ``test_fraction`` of each class are the test samples. Folders below a class are
-    looked into. Clients can be told apart by the columns ``file``, an image's path below ``root``, and
-    ``folder``, the folder in which it lies below its class (``partition.name=column`` or ``file``).
+    searched, too. The partitions ``column`` and ``file`` can use two columns: ``file``, an image's path below
+    ``root``, and ``folder``, its folder below that of its class.
     """
 
     name: Literal["image_folder"] = "image_folder"
@@ -93,27 +93,27 @@ class ImageFolder(Dataset):
 
     @override
     def read_more(self, path: Path, own: Samples) -> MoreSamples:
-        """Images of another folder, in the run's classes, of which some may be missing."""
+        """Read images from another folder; it must have no classes but the run's, and may lack some."""
         found, (channels, height, _) = _Folder.read(path), own.shape
         strange = sorted(found.classes - set(own.class_names))
         if strange:
             raise DataError(f"{path}: has a class {strange[0]!r}, which the run's data do not have")
-        # Without a size each image has that of the run's, or is refused.
+        # If data.size is not set, each image must have the size of the run's images.
         x = found.pictures(height if self.size is not None else None, 3 if channels == 3 else 1)
         return MoreSamples(x, found.labels(list(own.class_names)), found.columns, test=found.tests)
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """The images of a folder with a folder for each class, or with two such: ``train`` and ``test``.
+    """The images of a folder that has one folder per class, or ``train`` and ``test`` that have them.
 
     Attributes:
         root: the folder.
-        first: that with the training images.
-        files: the images, the training images first.
-        names: the class of each.
-        below: the folder below its class in which each lies, ``.`` for none.
-        tests: which are in ``test`` ``(n,)``; None if there is no such folder.
+        first: the folder with the training images, ``root`` or ``root/train``.
+        files: the ``n`` images, training images first.
+        names: the class of each image.
+        below: the folder of each image below that of its class, ``.`` for none.
+        tests: which images are in ``test`` ``(n,)``; None if there is no such folder.
     """
 
     root: Path
@@ -158,7 +158,7 @@ class _Folder:
         return set(self.names)
 
     def labels(self, classes: Sequence[str]) -> NDArray[np.int64]:
-        """The place of each image's class among these ``(n,)``."""
+        """The index of each image's class in ``classes`` ``(n,)``."""
         number = {name: place for place, name in enumerate(classes)}
         return np.array([number[name] for name in self.names], np.int64)
 
@@ -176,7 +176,7 @@ class _Folder:
 
 
 def _images(folder: Path) -> dict[str, list[Path]]:
-    """The images of each class, by their paths.
+    """The images of each class, sorted by path.
 
     Raises:
         DataError: if there is no class, or one without images.

@@ -26,10 +26,11 @@ class Leaf(ImageDataset):
     """LEAF's files: data with users, from disk, as its preprocessing writes them (FEMNIST, synthetic).
 
     A folder with ``train/*.json`` and ``test/*.json`` (or ``data/train``, ``data/test``), made for instance
-    by ``./preprocess.sh -s niid --sf 0.05 -k 0 -t sample`` in LEAF's ``data/femnist``. Each file holds
-    ``users``, ``num_samples`` and ``user_data``: for each user its inputs ``x``, lists of numbers of one
+    by ``./preprocess.sh -s niid --sf 0.05 -k 0 -t sample`` in LEAF's ``data/femnist``. Each file contains
+    ``users``, ``num_samples`` and ``user_data``: for each user its inputs ``x``, lists of numbers of equal
     length, and labels ``y``. Users are the domains of the samples, numbered in the order of their names;
-    with the partition ``natural`` every client is a user. Pixels that are k/255 are kept as bytes.
+    with the partition ``natural`` every client is a user. If all pixels are multiples of 1/255, images are
+    stored as bytes.
     """
 
     elsewhere: ClassVar[str] = "data.folder"
@@ -113,7 +114,7 @@ class Leaf(ImageDataset):
 
 
 def _content(file: Path) -> dict[str, Any]:
-    """``user_data`` of a file, for those whom it names as users."""
+    """The ``user_data`` of a file, for the users in its list ``users``."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Several image datasets side by side, each with classes of its own."""
+"""Several image datasets combined, each with separate classes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MIX_4 = ("cifar10", "svhn", "fashion_mnist", "usps")
 
 
 class Mix(Dataset):
-    """Mix: several image datasets side by side, each a domain with classes of its own.
+    """Mix: several image datasets combined; each is a domain with separate classes.
 
     By default MIX-4 of PACFL (Vahidian et al. 2023): CIFAR-10, SVHN, Fashion-MNIST and USPS as 32x32x3
-    images with 40 classes. With the partition ``domains`` each client has images of one dataset. A MIX-4
-    with another dataset in the place of one says so in its name, which reports show.
+    images with 40 classes. With the partition ``domains`` each client has images of one dataset. If one
+    dataset of MIX-4 is replaced or left out, its name in reports says which.
     """
 
     name: Literal["mix"] = "mix"
@@ -49,13 +49,13 @@ class Mix(Dataset):
         return sources
 
     def parts(self) -> list[ImageDataset]:
-        """The datasets, brought to one shape."""
+        """The datasets, with settings for images of one shape."""
         known = _image_datasets()
         shape = {"size": self.size, "channels": self.channels}
         return [known[source].model_copy(update=shape) for source in self.sources]
 
     def title(self, names: Sequence[str]) -> str:
-        """The datasets, and what is not as in MIX-4 where one of its four was replaced or left out."""
+        """The names of the datasets, and which dataset of MIX-4 was replaced or left out, if just one was."""
         title = "+".join(names)
         missing = [source for source in MIX_4 if source not in self.sources]
         others = [source for source in self.sources if source not in MIX_4]
@@ -91,7 +91,7 @@ class Mix(Dataset):
 
 
 def _image_datasets() -> dict[str, ImageDataset]:
-    """The image datasets that need no setting, and their divisions, by name."""
+    """The image datasets without required settings, and their variants, by name."""
     known: dict[str, ImageDataset] = {}
     for name, part in Registry("dataset", "rayfl.data.datasets", ImageDataset).items():
         if part.needs_settings():

@@ -22,10 +22,10 @@ class Npz(ImageDataset):
     Or a file with x and y: then ``test_fraction`` of each class are the test samples.
 
     Inputs are features ``(n, D)``, grey images ``(n, H, W)`` or images ``(n, H, W, C)`` or
-    ``(n, C, H, W)``, in integers 0..255 or floats; ``y`` is classes, integers from 0 ``(n,)``, or numbers to
-    predict, floats ``(n,)`` or several a sample ``(n, K)`` (``loss=mse``; 0 and 1: ``loss=bce``). Features in
-    uint8 are pixels in rows, all others a table: each column has a mean and deviation of its own
-    (``normalise``).
+    ``(n, C, H, W)``, as integers 0..255 or floats. ``y`` contains classes, integers from 0 ``(n,)``; or
+    numbers to predict, floats ``(n,)`` or several per sample ``(n, K)`` (``loss=mse``; 0 and 1:
+    ``loss=bce``). Features in uint8 are pixels in rows; all others are a table, in which each column is
+    normalised separately (``normalise``).
     """
 
     elsewhere: ClassVar[str] = "data.path"

@@ -1,4 +1,4 @@
-"""Your own data, from a function of yours."""
+"""Your own data, from a Python function."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class FromPython(ImageDataset):
     - ``(x, y)``, a dictionary with ``x``, ``y`` and columns, or one such dataset; then ``test_fraction`` of
       each class are the test samples.
 
-    Inputs and targets are as in an .npz file (``npz``); tensors and Pillow's images are taken, too.
-    Everything is read once, before anything starts, with the global generators of Python, NumPy and PyTorch
+    Inputs and targets are as in an .npz file (``npz``); tensors and Pillow's images are accepted, too.
+    All samples are read once, before the run starts, with the global generators of Python, NumPy and PyTorch
     seeded.
     """
 
@@ -56,7 +56,7 @@ class FromPython(ImageDataset):
 
     @override
     def available(self, root: Path) -> bool:
-        resolve(self.target, "data.target")  # before Ray starts: the function travels
+        resolve(self.target, "data.target")  # before Ray starts, so that its source is sent to the workers
         return True
 
     @override
@@ -76,7 +76,7 @@ class FromPython(ImageDataset):
 
 
 def checked(samples: Samples, classes: int | None, where: str) -> Samples:
-    """Samples of two classes or more, and of as many as were announced.
+    """Samples with ``classes`` classes, if given; they must be of two classes or more.
 
     Raises:
         DataError

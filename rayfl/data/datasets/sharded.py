@@ -1,4 +1,4 @@
-"""Millions of clients: a folder of files, of which each block reads only those that it needs."""
+"""Data of millions of clients: a folder of files, of which each block reads only those that it needs."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from rayfl.data.scaling import Scaling
 from rayfl.errors import DataError
 
 _LOOKED_AT = 10_000
-"""Samples, evenly spaced, that mean and deviation are taken from."""
+"""Number of samples, evenly spaced, from which mean and deviation are computed."""
 
 Rows = tuple[int, tuple[int, ...], np.dtype[Any]]
-"""How many samples a file has, the shape of one and its type."""
+"""The number of samples in a file, the shape of one and its type."""
 
 _MANY = 50_000_000
-"""With more training samples than that, labels are kept in the smallest integers that hold them."""
+"""With more training samples than this, labels are stored in the smallest integer type that fits."""
 
 
 class Sharded(Dataset):
     """A folder of ``train-*`` and ``test-*`` files, .npz or .parquet, each with ``x``, ``y`` and ``client``.
 
-    ``x`` is features ``(n, D)``, grey images ``(n, H, W)`` or images ``(n, C, H, W)``, uint8 pixels or
+    ``x`` contains features ``(n, D)``, grey images ``(n, H, W)`` or images ``(n, C, H, W)``, uint8 pixels or
     float32; ``y`` classes; ``client`` the number of the client that has the sample, in ascending order over
-    all files (``partition=stored`` takes the clients from it, and other partitions do without). The inputs of
-    training samples stay in their files, which every node must see under the same path. Files of
-    ``numpy.savez`` are mapped, so that only what is needed is read; of Parquet whole row groups are read, of
-    compressed ones whole files, and kept up to ``cache_gb``. Mean and deviation are those of 10,000 samples,
-    evenly spaced.
+    all files (used by ``partition=stored``; other partitions do not need it). The inputs of training samples
+    stay in their files, which every node must see under the same path. Files of ``numpy.savez`` are mapped,
+    so that only the needed rows are read. Of Parquet files whole row groups are read, compressed .npz files
+    are read as a whole, and both are cached up to ``cache_gb``. Mean and deviation are those of 10,000
+    samples, evenly spaced.
     """
 
     elsewhere: ClassVar[str] = "data.path"
@@ -96,10 +96,10 @@ class Sharded(Dataset):
         return replace(samples, scaling=Scaling.of(samples, x.take_once(some)))
 
     def _filled(self, part: str) -> dict[Path, Rows]:
-        """The files of a part, with their rows; those without any, as big-data tools write them, left out.
+        """The files of a part with their rows, without empty files, which big-data tools may write.
 
         Raises:
-            DataError: if none is left, or one cannot be read.
+            DataError: if no file is left, or one cannot be read.
         """
         files = {path: sharded.rows_of(path) for path in self._files(part)}
         found = {path: rows for path, rows in files.items() if rows[0]}
@@ -156,7 +156,7 @@ class Sharded(Dataset):
         return np.concatenate(parts)
 
     def _stored(self, trains: dict[Path, Rows], tests: dict[Path, Rows]) -> Stored | None:
-        """The clients that the files name; None if they name none."""
+        """The clients that the files define; None if they define none."""
         if not _name_clients(trains):
             return None
         ids, sizes = _clients(trains)
@@ -176,7 +176,7 @@ class Sharded(Dataset):
 
 
 def _alike(files: dict[Path, Rows]) -> None:
-    """Refuse files of one part whose rows differ."""
+    """Refuse files of one part whose rows differ in shape or type."""
     first, (_, shape, dtype) = next(iter(files.items()))
     for path, (_, other, kind) in files.items():
         if other != shape or kind != dtype:
@@ -187,7 +187,11 @@ def _alike(files: dict[Path, Rows]) -> None:
 
 
 def _name_clients(files: dict[Path, Rows]) -> bool:
-    """Whether the files of a part name the clients of their samples: all of them or none."""
+    """Whether the files of a part contain ``client``; either all of them must, or none.
+
+    Raises:
+        DataError
+    """
     found = {path: "client" in sharded.names(path) for path in files}
     if len(set(found.values())) == 2:
         lacking = next(path for path, named in found.items() if not named)
@@ -200,10 +204,10 @@ def _all(files: list[Path], name: str) -> NDArray[np.generic]:
 
 
 def _clients(files: dict[Path, Rows]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The clients of files, ascending, and how many samples each has.
+    """The ids of the clients in files, ascending, and the number of samples of each client.
 
     Raises:
-        DataError: if they are not in order, or not one for each sample.
+        DataError: if samples are not in the order of clients, or some lack a client.
     """
     ids: list[NDArray[np.int64]] = []
     counts: list[NDArray[np.int64]] = []
@@ -226,7 +230,7 @@ def _clients(files: dict[Path, Rows]) -> tuple[NDArray[np.int64], NDArray[np.int
                 f"{path}: the clients are not in ascending order, over all files; sort the samples"
             )
         sizes = np.diff(np.append(begins, len(client)))
-        if who[0] == last:  # began in the file before
+        if who[0] == last:  # this client began in the previous file
             counts[-1][-1] += sizes[0]
             who, sizes = who[1:], sizes[1:]
         ids.append(who)

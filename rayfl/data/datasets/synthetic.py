@@ -22,11 +22,11 @@ class Synthetic(Dataset):
 
     A sample of class ``c`` from source ``k`` is ``x = separation * u_kc + noise * z`` with ``u_kc`` a
     random direction of unit length and ``z`` standard normal, so two means lie about
-    ``separation * sqrt(2)`` apart. What differs between the sources:
+    ``separation * sqrt(2)`` apart. ``shift`` selects what differs between the sources:
 
     - ``means``: every source has its own ``u_kc``;
-    - ``labels``: all share ``u_c``, but source ``k`` calls it class ``(c + k) mod classes`` (the label
-      swaps of clustered federated learning, Sattler et al. 2019);
+    - ``labels``: all sources share ``u_c``, but in source ``k`` its label is ``(c + k) mod classes`` (the
+      label swaps of clustered federated learning, Sattler et al. 2019);
     - ``both``.
 
     Classes and sources are equally frequent; with the partition ``domains`` each client has one source.

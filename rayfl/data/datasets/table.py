@@ -19,9 +19,9 @@ from rayfl.errors import ConfigError
 class Table(Dataset):
     """Table: a CSV or Parquet file with one row per sample: numbers, categories, and the target.
 
-    Numbers are features as they are; text is made one-hot, a feature for each value, in the order of the
-    values: whole numbers by size, others as text. So are the classes numbered. Test samples are a second
-    table, or a fraction of each class. An empty cell is refused. ``targets`` name columns of numbers to
+    Columns of numbers are features as they are. Columns of text are encoded one-hot: one feature per value,
+    whole numbers sorted by size, others as text. Classes are numbered in the same order. Test samples are a
+    second table, or a fraction of each class. Empty cells are refused. ``targets`` are columns of numbers to
     predict in place of a class (``loss=mse``; 0 and 1: ``loss=bce``).
     """
 
@@ -101,7 +101,7 @@ class Table(Dataset):
 
     @override
     def read_more(self, path: Path, own: Samples) -> MoreSamples:
-        """Rows of another table with the same columns, in any order; categories and classes are the run's."""
+        """Read another table with the same columns, in any order, and the run's categories and classes."""
         import pandas as pd
 
         frames = [read_table(each) for each in (self.path, self.test_path) if each is not None]

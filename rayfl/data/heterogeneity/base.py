@@ -18,9 +18,9 @@ Array = NDArray[np.float64]
 class Measure(Section):
     """How different the data of two clients are; subclasses are in ``heterogeneity/measures``.
 
-    Each client is reduced to a summary once (:meth:`summary`); then pairs of summaries are compared
-    (:meth:`compare`). What all clients share, such as a common coordinate system, is computed first from the
-    whole dataset (:meth:`common`).
+    :meth:`common` first computes what all comparisons share from the whole dataset, such as a common
+    coordinate system. Then each client is reduced to a summary (:meth:`summary`), and pairs of summaries are
+    compared (:meth:`compare`).
 
     Attributes:
         similarity: whether a larger value means more similar data, as for CKA.
@@ -39,7 +39,7 @@ class Measure(Section):
 
     @property
     def directed(self) -> bool:
-        """Whether the value from one client to another may differ from that back."""
+        """Whether the value from one client to another may differ from that in the opposite direction."""
         return False
 
     def common(self, samples: Samples, seed: int) -> Any:
@@ -74,7 +74,7 @@ def matrix(x: NDArray[np.generic]) -> NDArray[np.float32]:
 
 
 def refuse_texts(samples: Samples, what: str) -> None:
-    """Refuse texts: words are indices into a vocabulary, of which angles and kernels have no meaning.
+    """Refuse texts: words are indices into a vocabulary, for which angles and kernels have no meaning.
 
     Raises:
         DataError: if the samples are texts.

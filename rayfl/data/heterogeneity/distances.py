@@ -23,9 +23,9 @@ class AverageDistance:
 
     Attributes:
         mean: over all pairs that were compared.
-        within, across: over the pairs of the same planted group and of different ones; None if there are
-            no groups or no such pairs.
-        clients, pairs: how many were compared.
+        within, across: over pairs of clients in the same planted group, and in different groups; None if
+            there are no groups or no such pairs.
+        clients, pairs: numbers of clients and pairs compared.
         sampled: whether these are only a part of all clients.
     """
 

@@ -31,7 +31,7 @@ class SuperClusters:
             class.
         classes: the classes that have samples, ascending ``(C',)``; the others belong to no super-cluster.
         angles: between these classes, in degrees ``(C', C')``.
-        linkage: SciPy's linkage matrix of them.
+        linkage: SciPy's linkage matrix of these angles ``(C' - 1, 4)``.
     """
 
     clusters: tuple[tuple[int, ...], ...]
@@ -46,12 +46,12 @@ def class_angles(
     """The angles between the classes of a dataset.
 
     The columns of ``Q_c`` (features x samples) are the training samples of class c, not centred; ``U_c`` are
-    its first p left singular vectors. Classes are compared as clients are in PACFL (Eq. 5.1 is
-    ``principal_angle``, Eq. 5.2 ``vector_angle_sum``, what the thesis' figures show ``vector_angle_min``).
+    its first p left singular vectors. Classes are compared like clients in PACFL (Eq. 5.1 is
+    ``principal_angle``, Eq. 5.2 ``vector_angle_sum``; the thesis' figures show ``vector_angle_min``).
 
     Args:
         samples: the dataset.
-        p: singular vectors of a class.
+        p: number of singular vectors per class.
         proximity: a name of :data:`rayfl.angles.ANGLES`.
         per_class: use at most this many samples of a class, evenly spaced in the dataset; None: all.
 

@@ -1,7 +1,7 @@
-"""How samples are assigned to clients: owner arrays, client sizes, Dirichlet proportions.
+"""Functions that assign samples to clients: owner arrays, client sizes, Dirichlet proportions.
 
-A partition decides one thing, the *owner* of each sample ``(n,)``: a client, or -1 for none. So no sample can
-be assigned twice.
+A partition determines the *owner* of each sample ``(n,)``: a client, or -1 for none. So no sample can be
+assigned twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def by_owner(owners: Owners, clients: int) -> Ragged:
 
 
 def check_labels(labels: NDArray[np.int64], classes: int, clients: int) -> None:
-    """Refuse what no partition can divide.
+    """Refuse labels that no partition can divide.
 
     Raises:
         DataError: if there are fewer samples than clients, or a label outside ``range(classes)``.
@@ -55,10 +55,10 @@ def check_labels(labels: NDArray[np.int64], classes: int, clients: int) -> None:
 
 
 def only_with(partition: Partition, setting: str, used: bool, remedy: str) -> None:
-    """Refuse a setting that was changed and would not be used.
+    """Refuse a setting that was changed but is not used.
 
     Raises:
-        ValueError: which pydantic turns into the refusal of the config.
+        ValueError: for pydantic, which reports it as an error of the config.
     """
     if not used and getattr(partition, setting) != type(partition).model_fields[setting].default:
         raise ValueError(f"{setting} {getattr(partition, setting)} would change nothing; {remedy}")
@@ -91,13 +91,13 @@ class SizedPartition(Partition):
     def client_sizes(
         self, available: int, clients: int, samples: int | None, rng: np.random.Generator, where: str
     ) -> NDArray[np.int64]:
-        """How many samples each of ``clients`` gets, ``(clients,)``.
+        """The number of samples of each client, ``(clients,)``.
 
         Args:
-            available: number of samples there are.
-            clients: number of clients they are for.
-            samples: mean number of samples of a client; None: all are dealt.
-            rng: decides the lognormal sizes.
+            available: number of samples.
+            clients: number of clients that share them.
+            samples: mean number of samples per client; None: all samples are used.
+            rng: draws the lognormal sizes.
             where: the setting, for errors.
 
         Raises:
@@ -122,9 +122,9 @@ class SizedPartition(Partition):
 def client_weights(
     total: int, clients: int, sizes: str, spread: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """The shares of the clients in ``total`` samples, up to a factor, ``(clients,)``.
+    """Weights by which the clients share ``total`` samples, ``(clients,)``.
 
-    - ``equal``: one;
+    - ``equal``: 1;
     - ``lognormal``: ``exp(spread * z)``, z standard normal;
     - ``power``: ``exp(beta m^spread)`` for the m-th client, ``beta`` such that their sum is ``total``
       (FLT, Jamali-Rad et al. 2022, Algorithm 4, where ``spread`` is delta and ``min_samples`` alpha).
@@ -180,7 +180,7 @@ def shard_owners(
 
 
 def label_skew_owners(labels: NDArray[np.int64], clients: int, each: int, rng: np.random.Generator) -> Owners:
-    """Every client has ``each`` random labels; the samples of a label go evenly to those who have it.
+    """Every client has ``each`` random labels; the samples of a label are divided evenly among its clients.
 
     Raises:
         DataError: if a label has fewer samples than owners.
@@ -202,10 +202,10 @@ def label_skew_owners(labels: NDArray[np.int64], clients: int, each: int, rng: n
 
 
 def draw_labels(clients: int, labels: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Which labels each client has, ``(clients, labels)``, ``each`` in every row.
+    """Draw which labels each client has, ``(clients, labels)``, ``each`` in every row.
 
-    The draws are random, except that a few random clients share out a permutation of all labels, so
-    that no label is left over if ``clients * each >= labels``.
+    The labels are random, except that a few random clients divide a permutation of all labels among them, so
+    that every label is used if ``clients * each >= labels``.
     """
     chosen = np.argsort(rng.random((clients, labels)), axis=1)[:, :each]
     sharing = rng.permutation(clients)[: -(-labels // each)]
@@ -247,7 +247,7 @@ def dirichlet_owners(
         seed, group: the key of the draws.
 
     Raises:
-        DataError: if no draw was accepted; it says what would do.
+        DataError: if no draw was accepted; the message suggests settings that would work.
     """
     alpha, min_samples, attempts, capped = draws
     if len(labels) < clients * min_samples:

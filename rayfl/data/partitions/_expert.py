@@ -1,7 +1,7 @@
 """The difficulty of samples, judged by an expert model.
 
-The data package does not train networks, so the expert is a model of scikit-learn; losses of any other model
-can be read from a file.
+The data package does not train networks, so the expert is a model from scikit-learn. Losses of any other
+model can be read from a file.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _HIDDEN: dict[Kind, tuple[int, ...]] = {"mlp": (200,), "logistic": ()}
 _RATE: dict[Kind, float] = {"mlp": 1e-3, "logistic": 1e-2}
 _EPOCHS = 10
 _MOST = 10_000
-"""Training samples of an expert: more make it slower, and hardly change the order of difficulty."""
+"""Maximum number of training samples of an expert: more take longer, but hardly change the ranking."""
 _WORTH_KEEPING = 5_000
-"""Samples from which on the losses are kept on disk: below, they are there in no time."""
+"""Losses of at least this many samples are cached on disk; fewer are computed quickly."""
 _UNKNOWN = 50.0
-"""The loss of a sample whose class the expert has never seen: harder than all others."""
+"""The loss of a sample whose class the expert has never seen: larger than all others."""
 
 
 def given_losses(path: Path, samples: Samples) -> NDArray[np.float64]:
     """Losses of the clients' training samples ``(n,)`` from a ``.npy`` file, larger for harder samples.
 
-    The file has one for each training sample of the dataset, also for those that the server holds: which
-    these are depends on the seed.
+    The file contains a loss for each training sample of the dataset, including those that the server holds
+    out, since these depend on the seed.
 
     Raises:
-        DataError: if it holds something else.
+        DataError: if the file contains something else.
     """
     there = _with_clients(samples)
     held = len(there) - int(there.sum())
@@ -51,15 +51,15 @@ def given_losses(path: Path, samples: Samples) -> NDArray[np.float64]:
 
 
 def read_losses(path: Path, count: int, more: str = "") -> NDArray[np.float64]:
-    """Losses ``(count,)`` from a ``.npy`` file, one a training sample, larger for harder samples.
+    """Losses ``(count,)`` from a ``.npy`` file, one per training sample, larger for harder samples.
 
     Args:
         path: the file.
-        count: how many there must be.
-        more: what is said of these, for errors.
+        count: expected number of losses.
+        more: a remark on that number, for errors.
 
     Raises:
-        DataError: if it holds something else.
+        DataError: if the file contains something else.
     """
     where = f"partition.losses: {path}"
     if not path.expanduser().is_file():
@@ -77,7 +77,7 @@ def read_losses(path: Path, count: int, more: str = "") -> NDArray[np.float64]:
 
 
 def _with_clients(samples: Samples) -> NDArray[np.bool_]:
-    """Which training samples of the dataset clients share; the server holds the others."""
+    """Which training samples of the dataset are divided among clients; the server holds out the others."""
     numbering = samples.numbering
     if numbering is None:
         return np.ones(len(samples.y_train), np.bool_)
@@ -90,18 +90,18 @@ def _with_clients(samples: Samples) -> NDArray[np.bool_]:
 def expert_losses(samples: Samples, kind: Kind) -> NDArray[np.float64]:
     """The cross-entropy of every training sample under an expert ``(n,)``; cached for large datasets.
 
-    Two experts are trained, each on (at most 10,000 samples of) a random half, and each scores the other
-    half, so that no sample counts as easy because it was memorised. The result depends only on the data. It
-    is cached below :func:`rayfl.data.data_root` if that folder is writable.
+    Two experts are trained, each on (at most 10,000 samples of) a random half of the data, and each scores
+    the other half, so that no sample counts as easy because it was memorised. The result depends only on the
+    data. It is cached below :func:`rayfl.data.data_root` if that folder is writable.
     """
     if len(samples.y_train) < _WORTH_KEEPING:
         return _losses(samples, kind)
-    how = Path(__file__).read_bytes() + version("scikit-learn").encode()  # what would compute others
+    how = Path(__file__).read_bytes() + version("scikit-learn").encode()  # other code, other losses
     digest = hashlib.sha256(how).hexdigest()[:8]
     file = data_root() / f"difficulty-{kind}-{fingerprint(samples)}-{digest}.npy"
     try:
         return read_losses(file, len(samples.y_train))
-    except DataError:  # missing or broken: it is written again
+    except DataError:  # missing or broken: compute and write it again
         losses = _losses(samples, kind)
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
@@ -138,7 +138,7 @@ def _half(
         return np.where(y[score] == known[0], 0.0, _UNKNOWN)
     seen = _flat(samples, learn)
     mean, deviation = seen.mean(axis=0), max(float(seen.std()), 1e-6)
-    batch = min(max(1, len(learn) // 50), 200)  # 50 steps an epoch: few samples must do as well
+    batch = min(max(1, len(learn) // 50), 200)  # 50 steps an epoch or more, also with few samples
     model = MLPClassifier(
         _HIDDEN[kind],
         batch_size=batch,
@@ -147,7 +147,7 @@ def _half(
         random_state=seed,
     )
     losses = np.full(len(score), _UNKNOWN)
-    # One thread: the order of sums, and so the last bits, would depend on their number.
+    # One thread: the order of sums, and so the last bits, depends on the number of threads.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit((seen - mean) / deviation, y[learn])

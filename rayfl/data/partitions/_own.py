@@ -1,4 +1,4 @@
-"""Partitions whose clients are known: who owns which sample, and the clients' names."""
+"""Base of partitions whose clients are given by the user, with ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayfl.data.partitions._dealing import Owners, by_owner
 from rayfl.errors import DataError, nearest
 
 _LONGEST = 200
-"""Characters of a client's id."""
+"""Maximum number of characters in a client's id."""
 
 
 class OwnPartition(Partition):
@@ -35,13 +35,13 @@ class OwnPartition(Partition):
 
         Args:
             train: the client of each training sample ``(n,)``, -1 for none.
-            test: the client of each test sample; None if unknown.
+            test: the client of each test sample ``(n,)``, -1 for none; None if unknown.
             names: the ids of the clients ``(N,)``.
             notes: lines for the user.
 
         Raises:
-            DataError: if a client has no training sample, or no test sample of its own; or if their number is
-            not ``clients``.
+            DataError: if a client has no training sample, or no test sample where ``test`` is used; or if the
+            number of clients is not ``clients``.
         """
         where, count = f"partition: {self.name}", len(names)
         if self.clients not in (0, count):
@@ -77,10 +77,10 @@ def _such(sizes: NDArray[np.integer]) -> str:
 
 
 def own_column(samples: Samples, name: str, setting: str) -> Column:
-    """A column of the dataset.
+    """The column ``name`` of the dataset.
 
     Raises:
-        DataError: if it has none of this name.
+        DataError: if the dataset has no such column.
     """
     if name not in samples.columns:
         has = nearest(name, samples.columns) if samples.columns else "it has none to divide by"
@@ -91,7 +91,7 @@ def own_column(samples: Samples, name: str, setting: str) -> Column:
 
 
 def fault(name: str) -> str:
-    """Why this cannot be the id of a client in tables and files; empty if it can."""
+    """The reason why ``name`` cannot be the id of a client in tables and files; empty if it can."""
     if not name:
         return "the client is empty"
     if len(name) > _LONGEST or not name.isprintable():

@@ -1,4 +1,4 @@
-"""The base of partitions by super-clusters: finding them, and distributing the clients."""
+"""The base of partitions by super-clusters of classes."""
 
 from __future__ import annotations
 
@@ -117,10 +117,13 @@ class SuperClusterPartition(Partition):
         """Deal the samples of one super-cluster to its clients 0, 1, ...
 
         Args:
-            labels: of its samples ``(n,)``.
+            labels: of the super-cluster's samples ``(n,)``.
             clients: number of its clients.
-            place: of the super-cluster, a key of the draws.
-            seed: another.
+            place: its index, part of the key of the draws.
+            seed: the other part of the key.
+
+        Returns:
+            The owner of each sample ``(n,)``.
 
         Raises:
             DataError: if that is impossible.
@@ -129,7 +132,7 @@ class SuperClusterPartition(Partition):
 
 
 def share_clients(clients: int, sizes: Sequence[int]) -> list[int]:
-    """The number of clients of every super-cluster, in proportion to ``sizes``, at least one.
+    """The number of clients of every super-cluster, in proportion to ``sizes``, but at least one.
 
     Raises:
         DataError: if there are fewer clients than super-clusters.

@@ -19,7 +19,7 @@ class ByColumn(OwnPartition):
     Datasets with columns: ``table`` (those in ``exclude``), ``npz`` and ``python`` (arrays ``<column>_train``
     and ``<column>_test``), ``huggingface``, and ``image_folder`` (``folder``). Clients are numbered in the
     order of their names: integers by size, others as text. A client is tested on its own test samples if the
-    dataset knows their owners.
+    dataset has the column for test samples, too.
     """
 
     name: Literal["column"] = "column"

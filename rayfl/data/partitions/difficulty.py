@@ -21,9 +21,9 @@ class Difficulty(Partition):
     """Difficulty: samples are assigned in order of difficulty, so that there are easy and hard clients.
 
     Algorithm 2 of the thesis (Vahidian 2023, section 2.6.3). The numbers of samples of each class and client
-    come from a Dirichlet (or IID) division. Each class is ranked by the loss of an expert model. Every client
-    gets the fraction ``ordered`` (f_ord) of its samples of a class from consecutive ranks, the first client
-    the easiest, and the rest at random.
+    come from a Dirichlet (or IID) division. The samples of each class are ranked by the loss of an expert
+    model. Every client gets the fraction ``ordered`` (f_ord) of its samples of a class from consecutive ranks
+    (the first client the easiest), and the rest at random.
 
     The thesis' expert has the topology of the global model and is trained on the whole dataset: ``rayfl
     expert`` trains it and writes the ``losses``. Without that file the expert is scikit-learn's, trained on
@@ -81,7 +81,7 @@ class Difficulty(Partition):
         return Assignment(by_owner(owners, self.clients))
 
     def _division(self, labels: NDArray[np.int64], seed: int) -> Owners:
-        """Owners whose class counts are kept."""
+        """The owners of a Dirichlet or IID division, of which only the class counts per client are used."""
         if self.labels == "dirichlet":
             draws = Draws(self.alpha, self.min_samples, self.attempts)
             return dirichlet_owners(labels, self.clients, draws, seed)
@@ -96,13 +96,13 @@ class Difficulty(Partition):
 
 
 def by_rank(counts: NDArray[np.int64], ordered: float, rng: np.random.Generator) -> Owners:
-    """Who gets the easiest, the second easiest, ... sample of a class.
+    """Assign the easiest, the second easiest, ... sample of a class to clients.
 
     Args:
-        counts: how many samples each client gets ``(N,)``.
-        ordered: which fraction of them by difficulty: client ``i``'s begin after the shares of the clients
-            before it, at rank ``counts[:i].sum()``.
-        rng: deals the rest.
+        counts: number of samples of each client ``(N,)``.
+        ordered: the fraction of them that is assigned by difficulty: those of client ``i`` start at rank
+            ``counts[:i].sum()``, after the shares of the clients before it.
+        rng: assigns the rest.
 
     Returns:
         The owner of each rank, ``(counts.sum(),)``.

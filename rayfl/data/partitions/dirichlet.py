@@ -14,10 +14,10 @@ from rayfl.data.partitions._dealing import Draws, by_owner, check_labels, dirich
 class Dirichlet(Partition):
     """Dirichlet: each class is divided among the clients in proportions drawn from Dir(alpha).
 
-    Hsu, Qi, Brown 2019. All samples are used. ``capped`` is the code of NIID-Bench (Li et al. 2022), which is
-    another distribution: classes that are divided last go to the clients that still have few samples, so
-    sizes are more equal and these classes more skewed than alpha says (alpha 5, 10 clients, 10 classes: the
-    shares of the last class have a variance of .0052 instead of .0018).
+    Hsu, Qi, Brown 2019. All samples are used. ``capped`` follows the code of NIID-Bench (Li et al. 2022),
+    which is another distribution: classes that are divided last go to the clients that still have few
+    samples, so sizes are more equal, and these classes more skewed than alpha implies (alpha 5, 10 clients,
+    10 classes: the shares of the last class have a variance of .0052 instead of .0018).
     """
 
     classes_only: ClassVar[bool] = True

@@ -44,7 +44,7 @@ class Domains(SizedPartition):
     @model_validator(mode="before")
     @classmethod
     def _count_clients(cls, data: Any) -> Any:
-        """``clients`` need not be given beside ``clients_per_domain``: it is the sum."""
+        """If only ``clients_per_domain`` is given, ``clients`` is the sum."""
         if not isinstance(data, dict) or "clients" in data:
             return data
         counts = data.get("clients_per_domain")

@@ -25,14 +25,14 @@ class FromFile(OwnPartition):
     """File: a table says which client owns which sample; clients keep the ids in it.
 
     The table has the columns ``sample`` and ``client``: the position of a training sample in the dataset,
-    from 0, and any text or number. A column ``part`` with ``train`` and ``test``, or a second table
-    ``test_path``, says the same for test samples; without either, test samples follow the client's labels. If
-    the dataset is one source that was split into training and test samples (``data.test_fraction``),
-    ``sample`` is the position in the source and covers both.
+    from 0, and the client's id, any text or number. A column ``part`` with ``train`` and ``test``, or a
+    second table ``test_path``, assigns test samples in the same way; without either, test samples follow the
+    client's labels. If the dataset is one source that was split into training and test samples
+    (``data.test_fraction``), ``sample`` is the position in the source and covers both.
 
-    With ``by`` the table names samples by a column of the dataset instead of positions: images by ``file``,
-    rows of a table by a column in ``exclude``. All samples with this value belong to the client, also test
-    samples.
+    With ``by`` the table identifies samples by a column of the dataset instead of positions: images by
+    ``file``, rows of a table by a column in ``exclude``. All training and test samples with this value belong
+    to the client.
 
     Clients are numbered in the order of their ids: integers by size, others as text. Samples that are not in
     the table belong to no client.
@@ -78,7 +78,7 @@ class FromFile(OwnPartition):
         return self.assignment(own, tests, names)
 
     def _by_column(self, samples: Samples) -> Assignment:
-        """The assignment where samples are named by what a column says of them."""
+        """The assignment if the table identifies samples by a column of the dataset."""
         import pandas as pd
 
         if self.test_path is not None:
@@ -98,7 +98,7 @@ class FromFile(OwnPartition):
         return self.assignment(owners[column.train], test, rows.names)
 
     def _rows(self, split: bool) -> tuple[_Rows, _Rows | None]:
-        """What the files say of training and of test samples."""
+        """The rows of the files for training samples, and for test samples if there are any."""
         frame = read_table(self.path, text=True)
         require(frame, ("sample", "client"), str(self.path))
         if "part" not in frame and self.test_path is None:
@@ -133,10 +133,10 @@ class _Rows:
 
     Attributes:
         path: the file.
-        rows: their places in it ``(m,)``.
+        rows: their indices in the table that was read ``(m,)``.
         samples: the numbers of the samples ``(m,)``.
-        clients: places in ``names`` ``(m,)``.
-        names: the clients that occur, in order.
+        clients: the index in ``names`` of each row's client ``(m,)``.
+        names: the ids of the clients that occur, in order.
     """
 
     path: Path
@@ -175,14 +175,14 @@ class _Rows:
         return cls(path, frame.index.to_numpy(np.int64), numbers.astype(np.int64), clients, names)
 
     def at(self, row: int) -> str:
-        """Where a row lies."""
+        """The place of a row, for errors."""
         return line_of(self.path, int(self.rows[row]))
 
     def among(self, names: Names) -> _Rows:
-        """The same, with clients as places in ``names``.
+        """The same rows with other ``names``, to which ``clients`` then refers.
 
         Raises:
-            DataError: if one is none of them.
+            DataError: if a client is not among these names.
         """
         import pandas as pd
 
@@ -202,9 +202,9 @@ def _owners(rows: _Rows, total: int, what: str, values: Names | None = None) -> 
 
     Args:
         rows: the table.
-        total: how many samples the source has.
-        what: the samples are, for errors.
-        values: what the samples are called by instead of numbers, for errors.
+        total: number of samples in the source.
+        what: what a sample is called, for errors.
+        values: names of the samples in place of their numbers, for errors.
 
     Raises:
         DataError: if there is no such sample, or it has two owners.
@@ -229,7 +229,13 @@ def _owners(rows: _Rows, total: int, what: str, values: Names | None = None) -> 
 
 
 def _placed(owners: Owners, places: NDArray[np.int64], count: int) -> Owners:
-    """The client of each sample by its place in its part ``(count,)``, from those by the source's numbers."""
+    """The client of each sample of a part ``(count,)``.
+
+    Args:
+        owners: the client of each sample of the source ``(total,)``.
+        places: the position of each of them in the part, -1 if it is not in it ``(total,)``.
+        count: number of samples in the part.
+    """
     found = np.full(count, -1, np.int64)
     known = places >= 0
     found[places[known]] = owners[known]

@@ -1,4 +1,4 @@
-"""Every client has the labels of one block, and all agree on what they mean."""
+"""Every client has the labels of one block; labels mean the same for all clients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class LabelBlocks(SizedPartition):
     """Label blocks: the labels in order are cut into blocks, and every client has samples of one block.
 
     With two clients it is the congruent control of CFL (Sattler, Mueller, Samek 2020, section V-C): one has
-    the labels 0-4, the other 5-9. One model serves both, so nothing should be split: all clients are in one
-    planted group, unless ``planted`` says otherwise. Clients are numbered block by block.
+    the labels 0-4, the other 5-9. One model serves both, so no cluster should be split: all clients are in
+    one planted group, unless ``planted`` is set to ``blocks``. Clients are numbered block by block.
     """
 
     classes_only: ClassVar[bool] = True

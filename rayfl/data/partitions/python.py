@@ -37,7 +37,7 @@ class FromPython(OwnPartition):
 
     @override
     def check(self) -> None:
-        resolve(self.target, "partition.target")  # before Ray starts: the function travels
+        resolve(self.target, "partition.target")  # before Ray starts, so that its source is sent to workers
 
     @override
     def assign(self, samples: Samples, seed: int) -> Assignment:

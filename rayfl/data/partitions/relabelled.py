@@ -1,4 +1,4 @@
-"""All clients have the same kinds of samples, but every cluster labels them differently."""
+"""All clients have the same distribution of inputs, but every cluster of clients labels them differently."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Relabelled(SizedPartition):
         )
 
     def _drawn(self, classes: int, seed: int) -> NDArray[np.int64]:
-        """What each label becomes in each cluster, ``(k, classes)``, no two alike, none the identity."""
+        """The new label of each label in each cluster, ``(k, classes)``: distinct rows, none the identity."""
         rng = generator(seed, "partition labels")
         if self.relabel == "permute":
             return _permutations(self.clusters, classes, rng)
@@ -101,7 +101,7 @@ class Relabelled(SizedPartition):
 
 
 def _pairs(count: int, classes: int, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """Different pairs of labels, without common labels as long as there are enough."""
+    """Draw different pairs of labels; they have no label in common if there are enough labels."""
     if count > comb(classes, 2):
         raise DataError(
             f"partition.clusters: {classes} labels can be swapped in {comb(classes, 2)} ways, not {count}; "
@@ -115,11 +115,11 @@ def _pairs(count: int, classes: int, rng: np.random.Generator) -> list[tuple[int
 
 
 _FEW = 7
-"""Up to so many labels all permutations (5,040) are listed; with more, equal draws are rare."""
+"""For up to this many labels all permutations (5,040) are listed; for more, equal draws are rare."""
 
 
 def _permutations(count: int, classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Different random permutations, none the identity, ``(count, classes)``."""
+    """Draw different permutations, none the identity, ``(count, classes)``."""
     ways = factorial(classes) - 1
     if count > ways:
         raise DataError(

@@ -13,10 +13,10 @@ from rayfl.errors import DataError
 
 
 class Stored(Partition):
-    """Stored: the clients of a sharded dataset, which has the samples of each one beside the other.
+    """Stored: the clients of a sharded dataset, which stores the samples of each client contiguously.
 
-    A client is a range of samples then, and so ten million of them take little memory. With fewer
-    ``clients`` than there are, the first ones.
+    A client is then a range of samples, so even ten million clients take little memory. If the dataset has
+    more than ``clients``, the first ones are used.
     """
 
     name: Literal["stored"] = "stored"

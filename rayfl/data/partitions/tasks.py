@@ -61,7 +61,7 @@ class Tasks(SizedPartition):
     @model_validator(mode="before")
     @classmethod
     def _count_clients(cls, data: Any) -> Any:
-        """``clients`` need not be given: it is the sum over the tasks."""
+        """If ``clients`` is not given, it is the sum over the tasks."""
         if not isinstance(data, dict) or "clients" in data or not isinstance(data.get("tasks"), list | tuple):
             return data
         counts = [
@@ -106,7 +106,7 @@ class Tasks(SizedPartition):
         for place, (task, pool) in enumerate(zip(self.tasks, pools, strict=True)):
             rng = generator(seed, "partition sizes", place)
             where = f"partition.tasks[{place}]"
-            # Without stated sizes, twice the foreign share of the pool is left for the other tasks' clients.
+            # Without stated sizes, leave twice as many samples as the task's own clients need from others.
             room = len(pool) if task.samples is not None else int(len(pool) / (1 + self.foreign))
             sizes = self.client_sizes(room, task.clients, task.samples, rng, where)
             foreign = np.rint(self.foreign * sizes).astype(np.int64)
@@ -136,7 +136,7 @@ class Tasks(SizedPartition):
     def _deal_foreign(
         self, owners: Owners, labels: NDArray[np.int64], sizes: list[NDArray[np.int64]], seed: int
     ) -> None:
-        """Give the clients of every task their foreign samples (``sizes``) out of what is left, in place.
+        """Assign foreign samples (``sizes``) to the clients of every task; changes ``owners`` in place.
 
         Raises:
             DataError: if too few are left.

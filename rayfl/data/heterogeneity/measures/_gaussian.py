@@ -1,4 +1,4 @@
-"""Clients as normal distributions in common coordinates."""
+"""Base of measures that fit a normal distribution to each client, in common coordinates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOKED_AT = 1000
 
 @dataclass(frozen=True)
 class Coordinates:
-    """``(x - origin) @ axes``, and the mean variance of the dataset along these axes."""
+    """A linear map ``(x - origin) @ axes``, and the mean variance of the dataset along these axes."""
 
     origin: Array
     axes: Array

@@ -38,7 +38,7 @@ class Cka(Measure):
     def summary(
         self, x: NDArray[np.float32], y: NDArray[np.int64], classes: int, common: Any
     ) -> tuple[Matrix, float]:
-        """The samples ``(n, D)``, each minus its mean, divided by the square root of their kernel's norm."""
+        """The samples ``(n, D)``, each minus its mean, and the Frobenius norm of their kernel ``(n, n)``."""
         centred = x - x.mean(axis=1, keepdims=True)
         with one_thread():
             norm = float(np.linalg.norm(centred @ centred.T))

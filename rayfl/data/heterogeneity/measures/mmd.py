@@ -41,7 +41,7 @@ class Mmd(Measure):
 
     @override
     def common(self, samples: Samples, seed: int) -> float:
-        """m."""
+        """The bandwidth m of the kernel."""
         refuse_texts(samples, "measure mmd")
         if self.bandwidth is not None:
             return self.bandwidth
