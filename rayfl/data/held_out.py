@@ -44,7 +44,7 @@ def read(dataset: Dataset, root: Path, public: int, seed: int, scaling: Scaling 
 
 
 def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Samples:
-    """Move random training samples to ``x_server``; every domain keeps at least one.
+    """Move random training samples to ``x_server``; every domain keeps at least one, as do all data.
 
     Args:
         samples: the data.
@@ -74,7 +74,7 @@ def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Sa
         kept = np.unique(samples.domain_train[order], return_index=True)[1]
         order = np.delete(order, kept)
     held = np.zeros(total, np.bool_)
-    held[order[:count]] = True
+    held[order[: min(count, total - 1)]] = True
     if not held.any():
         if public:
             raise ConfigError(

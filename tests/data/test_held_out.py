@@ -87,6 +87,7 @@ def test_a_share_a_number_or_what_is_needed() -> None:
     assert held(9999, 0) == 143
     assert held(0.25, 60) == round(0.25 * len(whole.y_train))
     assert held(0.0, 0) == 0
+    assert held(0.9999, 0) == len(whole.y_train) - 1
     with pytest.raises(ConfigError, match=r"data.server_share: 0.0 of 14.. training samples leaves"):
         hold_out(whole, 0.0, 60, 0)
     for seeds in ((0, 0), (0, 1)):
