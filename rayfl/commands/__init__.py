@@ -1,1 +1,1 @@
-"""What there is besides runs: clustering without training, newcomers to a finished run, an expert."""
+"""Commands other than runs: clustering without training, newcomers to a run, an expert, skeletons."""

@@ -28,12 +28,12 @@ def cluster_without_training(configs: Sequence[Config]) -> tuple[list[Clustering
     """Cluster the clients of each config, which differ in their methods, without training.
 
     Returns:
-        What was found; and for each of several methods that was refused (its encoder's data are not there,
-        say) a line that says why.
+        The clusters of each method; and, if there are several configs, a line for each method that failed
+        (for example because its encoder's data are missing), with the reason.
 
     Raises:
         ConfigError: if a method does not cluster once by signatures.
-        RayflError: what the clustering of a single method refuses.
+        RayflError: if there is a single config, and its clustering fails.
     """
     for config in configs:
         if not isinstance(config.algorithm, OneShotClustered):
@@ -71,7 +71,7 @@ def _cluster(config: Config) -> ClusteringResult:
     try:
         backend.start(backend.put(tuple(stage.federation for stage in stages)), host)
         servers = building.servers_of(config, host, backend, federation)
-        servers.tolerate = 0  # all clients are shown
+        servers.tolerate = 0  # all clients are shown, so none may fail
         state = config.algorithm.begin(building.setup_of(config, federation, host.spec, servers.edges))
         clients = ClientQueries(config, servers, stages[:1], state, transfers.append)
         begun = time.perf_counter()
@@ -94,10 +94,10 @@ def _cluster(config: Config) -> ClusteringResult:
 
 
 def write(results: Sequence[ClusteringResult], folder: Path) -> list[Path]:
-    """A page and a JSON file for all methods, and for each a picture: distances, dendrogram, threshold.
+    """Write a page and a JSON file for all methods, and a picture for each: distances, dendrogram, threshold.
 
     The numbers of a picture are in an .npz file next to it, in SciPy's format: ``distances`` (the condensed
-    proximity matrix) and ``linkage`` (the tree), where there are such.
+    proximity matrix) and ``linkage`` (the tree), if the method has them.
     """
     files.make(folder, parents=True)
     paths = [folder / "clusters.json"]

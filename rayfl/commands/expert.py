@@ -29,7 +29,8 @@ _AT_ONCE = 500
 def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]:
     """Train the config's model on all training samples of its dataset, as one client that has them all.
 
-    Rate, momentum and batch size are those of ``training``; method, partition and curricula play no part.
+    Learning rate, momentum and batch size are those of ``training``; method, partition and curricula are not
+    used.
 
     Args:
         config: data, model and training.
@@ -41,7 +42,7 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
         ``partition.losses`` (.npy).
 
     Raises:
-        ConfigError, DataError: as a run.
+        ConfigError, DataError: as for a run.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +75,7 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
         shutil.copyfile(trained, model)
     (stage, *_), host = building.build(alone)
     samples, losses = stage.federation.samples, folder / "losses.npy"
-    if samples.x_server is not None:  # the file has losses of these, too: other seeds give the server others
+    if samples.x_server is not None:  # include the server's samples, which depend on the seed
         everything = alone.data.model_copy(update={"server_share": 0.0})
         samples = held_out.read(everything, building.data_root(alone), 0, alone.seed, samples.scaling)
     np.save(losses, losses_of(model, host.spec, samples))
@@ -82,7 +83,7 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
 
 
 def losses_of(model: Path, spec: ModelSpec, samples: Samples) -> NDArray[np.float64]:
-    """The loss of a saved model on every training sample ``(n,)``; of a text the mean over its words."""
+    """The loss of a saved model on every training sample ``(n,)``; for texts the mean over the words."""
     module, batches = spec.build().eval(), Batches(samples, torch.device("cpu"))
     module.load_state_dict(load_file(model), strict=False)
     found = []

@@ -27,12 +27,12 @@ _DEPLOY = Path(__file__).parents[1] / "deploy"
 
 @dataclass(frozen=True)
 class Skeleton:
-    """What is written for one kind.
+    """The skeleton of one kind of part.
 
     Attributes:
-        name: by default.
+        name: default name.
         tries: commands to continue with.
-        registry: of parts that have their names to themselves; empty if users choose by file.
+        registry: the registry in which the name must be new; empty if users refer to the part by its file.
     """
 
     name: str
@@ -58,20 +58,20 @@ SKELETONS = {
         ("rayfl partition digits-demo partition.name=python partition.target=__FILE__:deal",),
     ),
 }
-"""By kind; ``study`` is one file of settings, ``cluster`` has files of its own."""
+"""The skeletons by kind; ``study`` is one file of settings, ``cluster`` has its own files."""
 
 CHOICES = (*SKELETONS, "study", "cluster")
 
 
 @dataclass(frozen=True)
 class ClusterFiles:
-    """What is written for a kind of cluster.
+    """The files that are written for a kind of cluster.
 
     Attributes:
         tries: commands to continue with.
-        deploy: files of ``deploy/``; they are written under their last names.
+        deploy: files of ``deploy/``, which are written without their subfolders.
         template: whether ``cluster.yaml`` and ``launch.py`` are written.
-        constraints: whether ``constraints.txt`` is.
+        constraints: whether ``constraints.txt`` is written.
     """
 
     tries: tuple[str, ...]
@@ -97,7 +97,7 @@ CLUSTERS: Mapping[str, ClusterFiles] = {
         ("monitoring/prometheus.yml", "monitoring/grafana-rayfl.json"),
     ),
 }
-"""By ``--kind``; the first is taken without it."""
+"""By ``--kind``; the first is the default."""
 
 
 def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Path], list[str]]:
@@ -105,12 +105,12 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
 
     Args:
         kind: one of :data:`CHOICES`.
-        name: of the module and the part; empty for the usual one.
+        name: of the module and the part; empty for the default.
         folder: to write to, created if need be.
         cluster: one of :data:`CLUSTERS`, where ``kind`` is ``cluster``; empty for the first.
 
     Returns:
-        What was written, and commands to continue with.
+        The files that were written, and commands to continue with.
 
     Raises:
         ConfigError: for a name that cannot be used, or files that exist.
@@ -173,7 +173,7 @@ def _check_name(name: str, kind: str, skeleton: Skeleton, file: Path) -> None:
 
 
 def _write(folder: Path, texts: dict[str, str], remedy: str = "--name or --folder") -> list[Path]:
-    """Write the files; those that are there with the same text stay."""
+    """Write the files; existing ones with the same text are kept."""
     missing = {folder / name: text for name, text in texts.items() if not _is(folder / name, text)}
     for path in missing or [folder / name for name in texts]:
         if path.exists() or path.is_symlink():
@@ -186,7 +186,7 @@ def _write(folder: Path, texts: dict[str, str], remedy: str = "--name or --folde
 
 
 def _is(path: Path, text: str) -> bool:
-    """Whether a file of this text is there."""
+    """Whether there is a file with this text."""
     try:
         return path.is_file() and path.read_text(encoding="utf-8") == text
     except (OSError, ValueError):
@@ -220,7 +220,7 @@ def _cluster_files(kind: str) -> dict[str, str]:
 
 
 def _checkout_words() -> dict[str, str]:
-    """What the files of ``deploy/`` say in a checkout, and what they say where rayfl comes from pip."""
+    """Text in the files of ``deploy/`` for a checkout, and its replacement where rayfl comes from pip."""
     version = importlib.metadata.version("rayfl")
     return {
         "ARG RAYFL=.\n": f"ARG RAYFL=rayfl=={version}\n",
@@ -237,7 +237,7 @@ _SECTION = re.compile(r"^(\w+):", re.MULTILINE)
 
 
 def on_premise(text: str) -> str:
-    """``cluster.yaml`` for machines of one's own: the lines at its end put where they belong.
+    """``cluster.yaml`` for the user's own machines: the lines at its end replace the cloud's sections.
 
     Args:
         text: of the ``cluster.yaml`` for a cloud.
@@ -261,7 +261,7 @@ def on_premise(text: str) -> str:
 
 
 def _installed(package: str) -> dict[str, str]:
-    """A package and all that it needs, with the versions that are installed here."""
+    """A package and its dependencies, with the versions that are installed here."""
     found: dict[str, str] = {}
     left = [package]
     while left:

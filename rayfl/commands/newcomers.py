@@ -45,13 +45,13 @@ PLACED = (
 
 @dataclass(frozen=True)
 class Owners:
-    """How the samples of a table or folder, which name no newcomers, are divided among newcomers.
+    """How the samples of a table or folder are divided among newcomers, and into training and test samples.
 
     Attributes:
-        column: with the newcomer of each sample; None: that of ``partition.name=column``, else there is one
-            newcomer.
-        test_fraction: of each newcomer's samples for tests, if the source does not divide them.
-        seed: of that draw.
+        column: name of the column with each sample's newcomer; None: that of ``partition.name=column``, else
+            all samples belong to one newcomer.
+        test_fraction: fraction of each newcomer's samples for tests, if the source does not divide them.
+        seed: of the draw of test samples.
     """
 
     column: str | None = None
@@ -66,7 +66,7 @@ def assign_newcomers(
     local_epochs: int | None = None,
     owners: Owners = Owners(),
 ) -> pd.DataFrame:
-    """Assign newcomers to the clusters of a run, as it ended or was stopped; fine-tune and test them.
+    """Assign newcomers to the clusters of a finished or stopped run; fine-tune and test them.
 
     Args:
         path: the run directory.
@@ -85,20 +85,20 @@ def assign_newcomers(
 
         - ``client``: its number, after those of the run; ``name``: its id, if the file has ids; ``n``:
           training samples;
-        - ``cluster``, and ``new_cluster``: whether it has founded that;
-        - ``model``, if the method lets it use another than its cluster's;
+        - ``cluster``, and ``new_cluster``: whether the newcomer has founded this cluster;
+        - ``model``, if the method lets it use another model than its cluster's;
         - ``distance`` to its cluster, ``next_distance`` to the nearest other cluster, ``usual``, the largest
           distance of a member of the cluster to the cluster, ``measure``, what a distance is (see
           ``fit`` of the method), and ``far``: whether the distance is more than three times the usual;
-        - ``accuracy`` in percent with the model that it is given, adapted as the run's clients do before a
+        - ``accuracy`` in percent with the model that it receives, adapted as the run's clients do before a
           test (Per-FedAvg), and ``accuracy_finetuned``;
         - ``accuracy_global``: with the average of all clusters' models, each weighted by the training samples
           of the clients that use it; ``accuracy_local``: with a model that it has trained alone from w_0.
         - the other measures of the loss, with the same endings: ``rmse``, ``rmse_finetuned``...; ``loss`` if
           there are no accuracies.
 
-        What was sent to assign them, by old clients too, and to give them their models is written to
-        ``newcomers_communication.csv``, in the columns of ``communication.csv``.
+        The bytes sent to assign them, also by old clients, and to give them their models are written to
+        ``newcomers_communication.csv``, with the columns of ``communication.csv``.
 
     Raises:
         DataError: if the file does not fit the run's data.
@@ -113,7 +113,7 @@ def assign_newcomers(
     directory.verify(stages)
     setup = setup_of(config, stages[0].federation, host.spec)
     saved = Checkpoint.load(found[-1], type(config.algorithm.begin(setup)))
-    # A run that was stopped has not seen all of its own events.
+    # A run that was stopped has not reached all of its events.
     stages = stages[: stage_of(stages, saved.state.round - 1) + 1]
     new = read_newcomers(config, stages[0].federation.samples, data, owners)
     stages = with_newcomers(stages, saved.state.round, new)
@@ -157,7 +157,7 @@ def read_newcomers(
     """Read the samples of newcomers, as the run's own data are read.
 
     Raises:
-        DataError: if its samples are not of the same kind as the run's, ``own``.
+        DataError: if the samples are not of the same kind as the run's, ``own``.
     """
     more = None if data.suffix == ".npz" else config.data.read_more(data, own)
     if more is None:
@@ -187,7 +187,7 @@ def read_newcomers(
         raise DataError(f"{data}: has label {top}; the run's model knows labels 0 to {own.classes - 1}")
     count = int(max(train.max(), test.max())) + 1
     for name, owned in (("client_train", train), ("client_test", test)):
-        # Of n samples one of the first n + 1 newcomers has none.
+        # n samples belong to at most n newcomers, so it is enough to check the first n + 1.
         missing = np.setdiff1d(np.arange(min(count, len(owned) + 1)), owned)
         if len(missing):
             where = name if more is None else f"its {'training' if name == 'client_train' else 'test'} part"
@@ -239,7 +239,7 @@ def _divided(
 
 
 def with_newcomers(stages: Sequence[Stage], round: int, new: NewSamples) -> tuple[Stage, ...]:
-    """The stages with further clients, whose samples follow the old ones, and one more in which they join.
+    """The stages with additional clients, whose samples follow the old ones, and a stage in which they join.
 
     Args:
         stages: of the run so far.
@@ -321,7 +321,7 @@ def _joined(own: NDArray[Any] | None, new: NDArray[Any] | None) -> NDArray[Any] 
 
 
 def _appended(lists: Ragged, more: Sequence[NDArray[np.integer]], before: int, now: int) -> Ragged:
-    """Lists of (virtual) ids of ``before`` samples as ids of ``now`` samples, followed by more lists."""
+    """Convert lists of (virtual) ids among ``before`` samples to ids among ``now``, and append more lists."""
     maps, ids = np.divmod(lists.values, before)
     values = [part for part in more if len(part)]
     sizes = np.array([len(part) for part in more], np.int64)
@@ -332,12 +332,12 @@ def _appended(lists: Ragged, more: Sequence[NDArray[np.integer]], before: int, n
 
 
 class _Newcomers:
-    """B newcomers, and the servers of the run as it left them.
+    """B newcomers, and the servers in the state in which the run left them.
 
     Args:
         config: of the run.
         host: what clients run.
-        backend: who does the work; started.
+        backend: executes the work; started.
         saved: the run's last checkpoint.
         stages: see :func:`with_newcomers`.
     """
@@ -388,10 +388,10 @@ class _Newcomers:
         return frame
 
     def add_tests(self, frame: pd.DataFrame, epochs: int, local_epochs: int | None) -> None:
-        """Test them, as :func:`assign_newcomers` says; adds the columns after those of :data:`PLACED`."""
+        """Test them, see :func:`assign_newcomers`; adds the columns after those of :data:`PLACED`."""
         config, saved, rounds = self.config, self.saved, self.before.round
         models = self.models
-        # Where the run's clients adapt their models before every test, that is also how they train on.
+        # If the run's clients adapt their models before every test, fine-tuning does the same work.
         adaptation = config.algorithm.adaptation(self.setup, self.state)
         self._test(frame, "", models, adaptation)
         if epochs:
@@ -415,14 +415,14 @@ class _Newcomers:
         return ClientQueries(self.config, self.servers, self.stages, self.before, account)
 
     def _add_model(self, vector: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Give the servers another model ``(P,)``; its number, for each client ``(N,)``."""
+        """Give the servers another model ``(P,)``; returns its number, repeated for each client ``(N,)``."""
         number = len(self.servers.models) // self.servers.places
         self.servers.models += [self.servers.backend.put(vector)] * self.servers.places
         return np.full(self.setup.clients, number)
 
     def _test(self, frame: pd.DataFrame, ending: str, models: Served, work: LocalWork | None) -> None:
-        """Test the newcomers with these models of all clients, after that work; adds columns with this
-        ending.
+        """Test the newcomers and add columns with this ending. ``models`` are those of all clients, which
+        newcomers first train with ``work`` if it is given.
         """
         if work is None:
             score = testing.evaluate(self.servers, models, clients=self.ids)
@@ -442,7 +442,7 @@ class _Newcomers:
     def _downloads(self) -> Transfer:
         """The bytes of the models that newcomers receive: one each, or all among which they choose."""
         algorithm, state = self.config.algorithm, self.state
-        setup = replace(self.setup, sampling=Uniform())  # no cohort is chosen, so nobody is only asked
+        setup = replace(self.setup, sampling=Uniform())  # without it, a sampling may ask other clients, too
         models = state.assignment[self.ids]
         plan = Plan(self.ids, models, models)
         count = algorithm.downloads(setup, state, plan)

@@ -270,7 +270,7 @@ def histogram(values: ArrayLike, label: str, alt: str, edges: ArrayLike, format:
 
 
 def _between(low: float, high: float, format: str) -> str:
-    """The label of a bin: of whole numbers those in it, ``5`` or ``1,290 to 1,299``."""
+    """The label of a bin; for whole numbers those that it contains, ``5`` or ``1,290 to 1,299``."""
     if format != "number:0":
         return f"{low:g} to {high:g}"
     return f"{low:,.0f}" if high - low <= 1 else f"{low:,.0f} to {high - 1:,.0f}"
@@ -285,7 +285,7 @@ def whole_edges(values: ArrayLike, most: int = 20) -> NDArray[np.float64]:
 
 
 def round_edges(values: ArrayLike, about: int = 15) -> NDArray[np.float64]:
-    """Edges of about so many bins of equal width, at round numbers, for the values ``(n,)``."""
+    """Edges of roughly ``about`` bins of equal width, at round numbers, for the values ``(n,)``."""
     known = _finite(values)
     span = float(np.ptp(known)) or abs(float(known[0])) or 1.0
     exact = span / about
@@ -323,10 +323,10 @@ class Points:
 
     Attributes:
         source: the columns, or ``"@name"`` of a table in ``Page.data``.
-        x, y: two of them.
+        x, y: two of the columns.
         title: the column that names a point.
         tip: the rows of the tooltip: label, column, format.
-        size: of a point, CSS pixels.
+        size: diameter of a point, CSS pixels.
     """
 
     source: Mapping[str, Sequence[Any]] | str
@@ -378,7 +378,7 @@ def _last(line: Line, metric: Metric) -> Ends:
 
 
 def _labels(names: Sequence[str], xs: Sequence[Ends], ys: Sequence[Ends]) -> list[str]:
-    """On which side of its point each label has room; empty where it has none, the legend has all names."""
+    """On which side of its point each label has room; empty if on none, since the legend has all names."""
 
     def shares(values: Sequence[Ends]) -> list[float]:
         ends = [end for each in values for end in each if not math.isnan(end)]
@@ -766,7 +766,7 @@ _ROW = 26
 
 
 def _lines(names: Iterable[str]) -> int:
-    """The lines of the longest name."""
+    """The number of lines of the longest name."""
     return max((math.ceil(len(name) / _ROW) for name in names), default=1)
 
 

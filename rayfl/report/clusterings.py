@@ -33,7 +33,7 @@ _DRAWN = 2000
 """With at most this many clients the distance matrix is drawn."""
 
 _NAMED = 30
-"""Clients whose numbers stand beside the matrix of distances."""
+"""With at most this many clients the axes of the distance matrix show their numbers."""
 
 _LEAVES = 300
 """Leaves of the dendrogram that are drawn; with more clients only the last merges are."""
@@ -267,7 +267,7 @@ def draw(method: str, clusters: Clusters, path: Path) -> None:
 
 
 def _matrix(axes: Any, c: Clusters) -> str | None:
-    """Draw the distance matrix, or the reason why there is none."""
+    """Draw the distance matrix; returns the reason if there is none."""
     axes.set_title("distances, clients by cluster")
     if c.distances is None or len(c.labels) > _DRAWN:
         return "too many clients to draw, or no distances"

@@ -33,7 +33,7 @@ from rayfl.statistics import LEVEL, Interval, mean_interval
 from rayfl.units import UNKNOWN, duration, number, size, uncertain
 
 _PLACES = ("data.root", "data.path")
-"""Settings of a dataset that say where it is stored, not what it is."""
+"""Settings of a dataset that specify where it is stored, not what it is."""
 _ASIDE = ("name", "seed", "plugins", "execution", "output", "paper")
 """Settings and sections that do not affect results, or over which results are averaged."""
 _OF_METHODS = ("aggregation", "algorithm", "clustering", "hierarchy", "local", "order", "sampling")
@@ -212,8 +212,8 @@ def differences(runs: Sequence[Path]) -> list[str]:
 
     Returns:
         One line for each difference in dataset, partition, events or seeds, with the runs that have each
-        value; empty if the runs had the same clients with the same data, or every group of them the same
-        seeds.
+        value; empty if all groups have the same seeds, and runs with the same seed have the same clients
+        with the same data.
 
     Raises:
         RayflError: if a run directory does not exist.
@@ -272,7 +272,7 @@ def page_of(found: Comparison) -> Page:
 
 
 def _results_first(table: Table, naming: int) -> Table:
-    """The table with its naming columns, if there are many, behind the results, except for the first."""
+    """The table; if there are many naming columns, all but the first follow the results."""
     first = naming if naming <= FEW_SETTINGS else 1
     columns = table.columns
     return replace(table, columns=[*columns[:first], *columns[naming:], *columns[first:naming]])
@@ -530,7 +530,7 @@ def _each_run(found: Comparison) -> Section | None:
 
 
 def _percent(group: Group, column: str) -> str:
-    """With half of the interval over seeds, which a single run does not have."""
+    """The mean with half of its interval over seeds, which a single run does not have."""
     found = group.interval(column)
     error = found.half if found.known else None
     return uncertain(found.mean, error, group.estimated and column != "accuracy_mean_max")
@@ -602,11 +602,11 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Names of runs; of many the first, and how many there are."""
+    """Names of runs; if there are many, the first ones and how many more there are."""
     if len(names) <= _NAMED:
         return ", ".join(names)
     return f"{', '.join(names[: _NAMED - 1])} and {len(names) - _NAMED + 1} more"
 
 
 _NAMED = 4
-"""Runs that a line names."""
+"""The largest number of runs that a line names."""

@@ -27,7 +27,7 @@ _OF_CLIENTS = {
     "newcomers_accuracy_mean": "newcomers_accuracy",
     "newcomers_finetuned_accuracy_mean": "newcomers_finetuned_accuracy",
 }
-"""Means over clients, and the columns of ``clients.csv`` with the clients' own."""
+"""Means over clients, and the columns of ``clients.csv`` with the values of the clients."""
 
 Value = str | int | float | None
 
@@ -179,7 +179,8 @@ class RunFiles:
     def absent(self, entry: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Which clients had left by an entry of :attr:`timeline` ``(N,)``.
 
-        It is known only who is absent at the end: none until the last event by which clients leave.
+        Only the clients absent at the end are known: before the last event by which clients leave, no client
+        counts as absent.
         """
         events = self.setting("events")
         known = [each for each in events if isinstance(each, dict)] if isinstance(events, list) else []

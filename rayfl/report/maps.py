@@ -111,8 +111,8 @@ class Step:
 
 
 def steps_of(run: RunFiles) -> list[Step]:
-    """The clusterings of a run that differ from the one before, and the last one; clients that were not there
-    have the label -1.
+    """The clusterings of a run that differ from the one before or have positions (evenly spaced ones if there
+    are many); if there are none, the clusters at the end. Absent clients have the label -1.
     """
     count = len(run.clients) or max((len(e.get("labels") or ()) for e in run.timeline), default=0)
     found: list[Step] = []

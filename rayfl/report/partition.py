@@ -201,11 +201,11 @@ def views(config: Config, measures: Sequence[str] = (), compare: int = 100) -> l
     Args:
         config: dataset, partition, events and seed are used.
         measures: names; empty: all.
-        compare: maximum number of clients to compare; of more, this many are drawn at random.
+        compare: maximum number of clients to compare; if there are more, this many are drawn at random.
 
     Raises:
         ConfigError: for an unknown measure, a number of clients that cannot be compared, or impossible
-        events.
+            events.
         DataError: if the data do not exist, or cannot be divided as asked.
     """
     for name in measures:

@@ -1,7 +1,7 @@
 """Studies: methods x settings x seeds on the same clients, and the claims that they check.
 
 - ``file``: the study file; ``claims``: claims, parsed and judged;
-- ``preparation``: everything that can be refused is refused here;
+- ``preparation``: checks everything that can be checked before a run;
 - ``plan``: the runs, each identified by the hash of its resolved config;
 - ``running``: the runs, in this process or as trials of Ray Tune, each found again by its hash;
 - ``tuning``: settings chosen on validation samples first;

@@ -1,7 +1,7 @@
 """An archive of finished runs: a folder with one small zip file for each, without models.
 
-It carries the runs of a study to another machine, or publishes them next to a table: whoever repeats the
-study with it runs only what is missing, for instance further seeds.
+It carries the runs of a study to another machine, or publishes them next to a table: a study that is repeated
+with it executes only the missing runs, for instance those of further seeds.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _TABLES = (
 """Further files of a run that studies and reports read."""
 
 _TOLD = ("python", "processor", "cores", "versions", "dataset", "data", "clients", "engine", "precision")
-"""What is kept of the environment: what may matter to the numbers."""
+"""The entries of the environment that are archived: those that may affect the numbers."""
 
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
 """The time of all files in an archive, so that the same run gives the same bytes."""
 
 
 def add(runs: Sequence[PlannedRun], archive: Path) -> list[Path]:
-    """Put finished runs into an archive, unless they are there; the new files.
+    """Add finished runs to an archive, unless it has them; returns the new files.
 
     Folders of this machine are left out: ``output.root``, and those of plug-ins and of the user's files.
 
@@ -79,9 +79,9 @@ def _pack(run: PlannedRun, path: Path) -> Path:
 
 
 def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
-    """Unpack the runs that are not finished here but in the archive; those that were unpacked.
+    """Unpack the runs that are in the archive and not finished here; returns those that were unpacked.
 
-    A run that was begun here is replaced. One that another process is running is left to it.
+    A run that was begun here is replaced. A run that another process is executing is left to that process.
 
     Raises:
         Damaged: if a file of the archive is not what was written.
@@ -94,7 +94,7 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
         directory = RunDirectory(directory_of(run))
         files.make(directory.path, parents=True)
         with contextlib.suppress(Held), directory.locked():
-            directory.clear()  # models and checkpoints of what was begun are not the archived run's
+            directory.clear()  # models and checkpoints of a begun run do not belong to the archived one
             directory.write_config(run.config)  # the paths of this machine
             for name, data in contents.items():
                 if name not in (_CONFIG, _SUMMARY):
@@ -105,7 +105,7 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
 
 
 def _files(archive: Path) -> dict[str, Path]:
-    """The files by the keys of their runs; other studies may have named them otherwise."""
+    """The files by the keys of their runs; other studies may have given them other names."""
     return {path.stem.rpartition("-")[2]: path for path in sorted(archive.glob("*-*.zip"), reverse=True)}
 
 
@@ -126,7 +126,7 @@ def _unpacked(path: Path, run: PlannedRun) -> dict[str, bytes]:
         why = " ".join(str(error).split()) or type(error).__name__
         raise Damaged(f"{path}: cannot be read ({why}); remove it, and the run is done again") from None
     settings["plugins"] = []  # the study has imported them
-    # Earlier versions wrote no key; they archived no path, so that the config still gives it.
+    # Earlier versions wrote no key. They archived no paths, so the key can be computed from the config.
     if (key or key_of(reload(settings))) != run.key or rounds != run.config.rounds:
         raise ConfigError(str(path), "holds another run than its name says", "remove it")
     return contents

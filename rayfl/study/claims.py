@@ -83,7 +83,7 @@ class Judgement:
         point: of the grid.
         interval: of the sum over seeds, paired.
         verdict: ``holds`` if the whole interval satisfies the claim, ``fails`` if no part of it does,
-        otherwise ``undecided``.
+            otherwise ``undecided``.
         why: the reason why it is undecided; otherwise empty.
         source, protocol: of the publication that claims it.
     """

@@ -75,8 +75,8 @@ class _Cost:
     """What a run of a kind costs.
 
     Attributes:
-        once: seconds of the start, and what the first round takes longer than a later one: many methods
-            cluster the clients there, and kernels are compiled.
+        once: seconds of the start, and the additional seconds of the first round, in which many methods
+            cluster the clients, and kernels are compiled.
         of_round: seconds of each round, with its share of the tests.
         disk: bytes of the run directory.
     """
@@ -89,8 +89,8 @@ class _Cost:
 def estimate(runs: Sequence[PlannedRun], jobs: int | None = None, archive: Path | None = None) -> Estimate:
     """Look at existing runs, and time the second round of every method whose speed is not known yet.
 
-    A round may train few clients and test thousands: a few are tested, and the time is scaled. Runs in the
-    ``archive`` are unpacked.
+    A round may train few clients and test thousands: here only a few are tested, and the time is scaled. Runs
+    in the ``archive`` are unpacked.
     """
     fetch(runs)
     if archive is not None:
@@ -135,7 +135,7 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None, archive: Path 
 
 
 def _kind(run: PlannedRun) -> str:
-    """Runs of the same speed: of a method, model, clients, and settings of work."""
+    """What determines the speed of a run: method, model, data, clients, and settings of work and tests."""
     c = run.config
     t, clients = c.training, c.partition.model_dump(exclude={"alpha"})
     work = (t.epochs, t.batch_size, t.participation, t.engine, t.precision)
@@ -151,7 +151,7 @@ def _measured(directory: RunDirectory) -> _Cost:
 
 
 def _timed(run: PlannedRun) -> tuple[_Cost, str]:
-    """The cost by two rounds in a directory that is deleted afterwards; or the reason why there is no
+    """The cost, measured in two rounds in a directory that is deleted afterwards; or why there is no
     estimate.
 
     Raises:
@@ -165,7 +165,7 @@ def _timed(run: PlannedRun) -> tuple[_Cost, str]:
         tests = c.evaluation.model_copy(update={"every": 1})
         changed = {"output": output, "execution": execution, "evaluation": tests, "events": ()}
         return _of_two_rounds(c.model_copy(update=changed), c.evaluation.every), ""
-    except Interrupted:  # by a signal, which is meant for all that is left
+    except Interrupted:  # a signal ends the whole estimate, not only this run
         raise KeyboardInterrupt from None
     except RayflError as error:
         return _Cost(), " ".join(str(error).split())
@@ -184,7 +184,7 @@ class _Sampling(Driver):
 
     Attributes:
         seconds: how long the tests took.
-        share: how many clients each that was tested stands for.
+        share: number of clients that each tested client stands for.
     """
 
     seconds, share = 0.0, 1.0

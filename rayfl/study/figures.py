@@ -48,13 +48,13 @@ _STYLE = {
 _DASHES = ("-", "--", ":", "-.")
 
 _MARKERS = ("o", "s", "^", "D")
-"""Of points, where lines have dashes."""
+"""Markers of points, in place of the dashes of lines."""
 
 _WIDTH = 36
 """Characters in a line of a label."""
 
 _MOST_METHODS = len(LIGHT.series) * len(_DASHES)
-"""In one figure: as many as there are looks to tell them apart."""
+"""Methods in one figure: as many as there are combinations of colour and dashes."""
 
 _INSIDE = 6
 """The largest number of entries of a legend inside of the axes; longer ones are below them."""
@@ -106,7 +106,7 @@ class StudyPlots:
         return self._drawn(_over_rounds, at)
 
     def bytes(self, at: Mapping[str, str] | None = None) -> Picture:
-        """The same over the bytes sent so far."""
+        """Mean accuracy over the bytes sent so far, drawn as by :meth:`accuracy`."""
         return self._drawn(_over_bytes, at)
 
     def clients(self, at: Mapping[str, str] | None = None) -> Picture:
@@ -157,7 +157,7 @@ class StudyPlots:
 
 
 def _maps(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str, report_figures.Draw]]:
-    """The methods whose run with the first seed is finished, and what draws its map."""
+    """Yield the methods whose run with the first seed is finished, and the function that draws its map."""
     for run in results.runs:
         if run.seed == results.seeds[0] and dict(run.point) == dict(point) and is_finished(run):
             run_files = RunFiles.read(directory_of(run))
@@ -229,7 +229,7 @@ def _look(place: int) -> tuple[str, str, str]:
 
 
 def _legend(figure: Picture, axes: Any) -> None:
-    """Where it hides nothing: in a free corner if it is short, otherwise below, in a taller figure."""
+    """Draw the legend where it hides nothing: in a free corner if it is short, else below the axes."""
     names = [text for _, text in zip(*axes.get_legend_handles_labels(), strict=True)]
     if len(names) <= _INSIDE and not axes.containers:  # error bars: Matplotlib's free corner ignores them
         axes.legend(fontsize=6)
@@ -256,7 +256,7 @@ def _fonts(labels: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _installed() -> Iterator[FontEntry]:
-    """Matplotlib's own font, then upright ones of this machine; not the one that draws boxes for all."""
+    """Matplotlib's own font, then upright ones of this machine, without the one that only draws boxes."""
     entries = fontManager.ttflist
     usual = [entry for entry in entries if entry.name == "DejaVu Sans"]
     others = [entry for entry in entries if entry not in usual and "Last Resort" not in entry.name]
@@ -350,7 +350,7 @@ def _pareto(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
 
 
 def _percent_axis(axes: Any) -> None:
-    """Wide intervals of few seeds may lie beyond what an accuracy can be; the axis does not."""
+    """Limit the axis to possible accuracies, which wide intervals of few seeds may exceed; label it."""
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, -2.0), min(high, 102.0))
     axes.set_ylabel("mean accuracy of clients (%)")

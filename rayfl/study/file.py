@@ -25,7 +25,7 @@ Settings = dict[str, Any]
 class Tune(Section):
     """How settings are chosen for every method before the study's own runs; never on test data.
 
-    Besides these options it has settings by their dotted paths. A list of values is a grid. A search draws
+    It contains these options, and settings by their dotted paths. A list of values is a grid. A search draws
     from ``{uniform: [low, high]}``, ``{loguniform: [low, high]}``, ``{randint: [low, high]}`` or ``{choice:
     [...]}``.
     """
@@ -167,7 +167,7 @@ class Report(Section):
 
 
 def _check_target(column: Mapping[str, float]) -> None:
-    """Refuse a column such as ``rounds_to: 80`` that is another, or of an accuracy that cannot be."""
+    """Check a column such as ``rounds_to: 80``: its name, and that its accuracy is possible."""
     remedy = "expected rounds_to or bytes_to and an accuracy in %, such as rounds_to: 80"
     if len(column) != 1 or not column.keys() <= {"rounds_to", "bytes_to"}:
         raise ValueError(f"columns: {{{', '.join(f'{k}: {v:g}' for k, v in column.items())}}}: {remedy}")
@@ -202,7 +202,7 @@ class Expected(Section):
 
 
 class Claim(Section):
-    """A claim with its source; its text alone is short for it."""
+    """A claim with its source; text alone stands for a claim without one."""
 
     claim: str = Field(min_length=1, description="such as A.accuracy_mean - B.accuracy_mean > 10")
     source: str = Field("", description="source of the claim: paper, table")
@@ -235,7 +235,7 @@ class Size(Section):
 
 
 _FILE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
-"""Of a study or a size: their results have a folder of this name."""
+"""Names of studies and sizes: their results have a folder of this name."""
 
 
 class StudyFile(Section):
@@ -336,7 +336,7 @@ class StudyFile(Section):
         return self
 
     def has_point(self, name: str) -> bool:
-        """Whether a name is that of a point of an axis, or of one of each axis, separated by commas."""
+        """Whether a name is that of a point of one axis, or of points of all axes, separated by commas."""
         places = self.axes.values()
         return any(name in each for each in places) or any(
             name == ", ".join(point) for point in itertools.product(*places)
@@ -344,12 +344,12 @@ class StudyFile(Section):
 
     @property
     def all_methods(self) -> dict[str, Settings]:
-        """All methods, also those that are not run now: all decide together which data clients have."""
+        """All methods, also those that are not run now: the clients' data depend on all of them."""
         return {**self.methods, **self._left_out}
 
     @property
     def axes(self) -> dict[str, dict[str, Settings]]:
-        """The grid: for each axis its points, by name the settings of each."""
+        """The grid: for each axis its points by name, with the settings of each."""
         return {axis: points_of(axis, points) for axis, points in self.grid.items()}
 
 
@@ -374,7 +374,7 @@ _COLUMNS = (
     *("method", "seed", "state", "key", "path", "rayfl", "error"),
     *("column", "mean", "low", "high", "seeds", "published"),
 )
-"""Of the tables: an axis has a column, too."""
+"""Columns of the tables; an axis has a column, too, and needs another name."""
 
 
 def _check_shared(settings: Mapping[str, Any], where: str) -> None:
@@ -427,7 +427,7 @@ def _check_axis(axis: str, points: Any) -> None:
 
 
 def points_of(axis: str, points: Any) -> dict[str, Settings]:
-    """The points of an axis: by name the settings of each."""
+    """The points of an axis by name, with the settings of each."""
     if isinstance(points, Mapping):
         return {str(name): dict(settings) for name, settings in points.items()}
     return {shown(value): {axis: value} for value in points}
@@ -444,7 +444,7 @@ def overrides_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]
     """Settings, dotted or nested, as overrides: ``training.lr=0.1``; the name of a part comes first.
 
     Raises:
-        ConfigError: if a value is none that a config may have, such as a date.
+        ConfigError: if a config cannot contain a value, such as a date.
     """
     for key in sorted(settings, key=lambda key: key != "name"):
         value, path = settings[key], f"{prefix}{key}"
@@ -503,7 +503,7 @@ def read(
     """Read a study file.
 
     Args:
-        path: the file, or a mapping's YAML.
+        path: the file.
         size: a size that the file defines; empty: the study as it stands.
         settings: overrides of all runs such as ``rounds=5``.
         only: labels of methods; empty: all.
@@ -579,7 +579,8 @@ def _validated(given: Any) -> StudyFile:
 
 
 def _check_figures(study: StudyFile) -> None:
-    """Refuse figures at no point of the grid; a size may have fewer points than its study."""
+    """Refuse figures for points that the grid does not have. Not called for a size that keeps the figures of
+    its study, since a size may have fewer points."""
     for each in study.expected:
         for label, figures in each.figures.items():
             for name in figures if isinstance(figures, dict) else ():
@@ -616,7 +617,7 @@ def _sized(study: StudyFile, given: Mapping[str, Any], size: str) -> StudyFile:
 
 
 def _merged(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others added; a part under another name replaces the former whole."""
+    """Settings with others added; a part with another name replaces the former part entirely."""
     found = dict(before)
     for key, value in more.items():
         old = found.get(key)
@@ -629,7 +630,7 @@ def _merged(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 
 
 def _only(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
-    """Some of the methods; claims and figures of the others go with them."""
+    """The study with some of its methods; claims and figures of the others are dropped."""
     for label in only:
         if label not in study.methods:
             raise ConfigError(where, f"no method {label!r}", nearest(label, study.methods))
@@ -651,6 +652,6 @@ def _only(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
 
 
 def _placed(name: str, folder: Path) -> str:
-    """A file beside the study file; or what it is without one: a preset, a module, a path from here."""
+    """The path of a file next to the study file; if there is none, the name of a preset, module or file."""
     beside = folder / os.path.expanduser(name)
     return str(beside.absolute()) if name and beside.is_file() else name

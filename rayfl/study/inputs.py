@@ -1,4 +1,4 @@
-"""The files and folders of the user's that a config names, and hashes of what they hold."""
+"""The user's files and folders that a config names, and hashes of their contents."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rayfl.data.datasets.image_folder import SUFFIXES
 from rayfl.errors import ConfigError
 
 _MOST_READ = 64_000_000
-"""Bytes of pictures in a folder up to which they are read; of more, reading would take minutes."""
+"""Pictures in a folder are read if they have at most so many bytes; to read more would take minutes."""
 
 File = tuple[str, int, int]
 """The name of a file below a folder, its size, and when it changed, in ns."""
 
 
 _NOT_READ = ("plugins", "execution", "output")
-"""Sections that name no file that a run reads; plug-ins count by what belongs to them."""
+"""Sections that name no file that a run reads; plug-ins are hashed elsewhere."""
 
 
 def parts_in(section: BaseModel) -> Iterator[BaseModel]:
@@ -48,8 +48,9 @@ def _sections(value: Any) -> Iterator[BaseModel]:
 def inputs_of(config: Config) -> Iterator[Path]:
     """The user's files and folders that a config names: data, owners of samples, weights.
 
-    An optional folder ``root`` is one where rayfl keeps things: downloads, runs. Text names a file if it is
-    an absolute path, as validators make of settings, or among the ``kwargs`` of a user's function.
+    An optional folder ``root`` does not count: rayfl keeps downloads or runs there. A string counts as a file
+    if it is an absolute path (validators make paths in settings absolute), or one of the ``kwargs`` of a
+    user's function.
     """
     sections = [value for name, value in config if name not in _NOT_READ]
     for part in (part for each in sections for part in _sections(each)):
@@ -73,7 +74,7 @@ def _named(value: Any, anywhere: bool) -> Iterator[Path]:
         for each in value:
             yield from _named(each, anywhere)
     elif isinstance(value, str | Path) and (anywhere or os.path.isabs(value)) and "\0" not in str(value):
-        # Not the folder of the study or one above it: there lie its results, which change.
+        # Not the working directory or a folder above it: they contain results, which change.
         if os.path.isfile(value) or (os.path.isdir(value) and not _is_above(Path(value))):
             yield Path(value)
         elif os.path.isabs(value) and glob.has_magic(str(value)):
@@ -81,7 +82,7 @@ def _named(value: Any, anywhere: bool) -> Iterator[Path]:
 
 
 def named(config: Config) -> dict[str, Any]:
-    """The settings of a config, with the user's files and folders by their names, wherever they lie."""
+    """The settings of a config, with only the last part of the paths of the user's files and folders."""
     names = {str(path): path.name for path in inputs_of(config) if path.is_absolute()}
 
     def without_folders(value: Any, setting: str = "") -> Any:
@@ -111,7 +112,7 @@ class Seen:
     """A file or folder as it was.
 
     Attributes:
-        stamp: the hash of the names, sizes and times of its files, which are quickly compared.
+        stamp: the hash of the names, sizes and times of its files, which is quick to compare.
         content: see :func:`content_of`; without times.
     """
 
@@ -120,15 +121,15 @@ class Seen:
 
 
 def seen(path: Path) -> Seen:
-    """A file or folder as it is."""
+    """Record a file or folder as it is now."""
     return Seen(_hash(listed(path)), content_of(path, times=False))
 
 
 def check_unchanged(inputs: Mapping[Path, Seen]) -> None:
-    """Refuse files and folders that hold something else than before; of those that are gone the run tells.
+    """Refuse files and folders whose contents have changed; missing ones are left to the run to report.
 
     Raises:
-        ConfigError
+        ConfigError: for the first that has changed.
     """
     for path, before in inputs.items():
         if not path.exists() or _hash(listed(path)) == before.stamp:
@@ -140,11 +141,11 @@ def check_unchanged(inputs: Mapping[Path, Seen]) -> None:
 def content_of(path: Path, times: bool = True) -> str:
     """The hash of a file, or of the names and contents of all files below a folder.
 
-    Of many pictures the names, sizes and times stand for the contents.
+    If there are many pictures, their names, sizes and times stand for their contents.
 
     Args:
         path: the file or folder.
-        times: whether these times count; on another machine they may be others.
+        times: whether these times count; on another machine they may differ.
     """
     files = listed(path)
     if not path.is_dir():
@@ -163,7 +164,7 @@ def content_of(path: Path, times: bool = True) -> str:
 
 
 def listed(path: Path) -> list[File]:
-    """A file, or all files below a folder, also those that links lead to, by name."""
+    """A file, or all files below a folder, sorted by name; links are followed."""
     if not path.is_dir():
         there = path.stat()
         return [("", there.st_size, there.st_mtime_ns)]
@@ -181,7 +182,7 @@ _MANY = 10_000
 """A folder with more files is not listed again for ten times as long as the listing took."""
 
 _kept: dict[Path, tuple[list[File], float]] = {}
-"""The files of large folders, and until when they are taken to be the same."""
+"""The listings of large folders, and until when they are reused."""
 
 
 def _below(folder: Path, before: str, above: frozenset[str]) -> Iterator[File]:
@@ -191,7 +192,7 @@ def _below(folder: Path, before: str, above: frozenset[str]) -> Iterator[File]:
         return
     try:
         entries = list(os.scandir(folder))
-    except OSError:  # of another user: no run reads it either
+    except OSError:  # of another user: no run can read it, either
         return
     for entry in entries:
         try:
@@ -207,13 +208,13 @@ def _below(folder: Path, before: str, above: frozenset[str]) -> Iterator[File]:
 
 @cache
 def _content(path: Path, size: int, changed: int) -> str:
-    """The hash of a file, which is read again when its size or time is another."""
+    """The hash of a file, which is read again only if its size or time has changed."""
     digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
             for block in iter(lambda: file.read(1 << 20), b""):
                 digest.update(block)
-    except OSError:  # no run reads it either
+    except OSError:  # no run can read it, either
         return f"{size} {changed}"
     return digest.hexdigest()
 

@@ -70,7 +70,7 @@ class Study:
         Args:
             method: the label.
             seed: default: the first.
-            at: the point of the grid, such as ``{"alpha": 0.1}``; of axes that are not named, the first.
+            at: the point of the grid, such as ``{"alpha": 0.1}``; on axes that are not named, the first.
 
         Raises:
             ConfigError: if the study has no such run, or it is not finished.

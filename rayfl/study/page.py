@@ -27,9 +27,10 @@ from rayfl.units import UNKNOWN
 _WORDS = {"holds": "claims hold", "fails": "claims fail", "undecided": "claims undecided"}
 
 MOST_LINES = 28
-"""Methods in one chart."""
+"""The largest number of methods in one chart."""
 MOST_NUMBERS = 400_000
-"""Numbers in the curves of all methods and points, about; of more rounds, evenly spaced ones are drawn."""
+"""About how many numbers the curves of all methods and points may have; evenly spaced rounds are drawn if
+there are more."""
 
 Point = Mapping[str, str]
 
@@ -122,7 +123,7 @@ def _results(results: Results) -> list[Section]:
 
 
 def _over_rounds(results: Results) -> Section | None:
-    """Curves of every method, with bands over seeds; the point of the grid is chosen."""
+    """Curves of every method, with bands over seeds; the reader chooses the point of the grid."""
     by_point: list[list[Line]] = []
     for point in results.points:
         lines = []

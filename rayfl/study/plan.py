@@ -59,7 +59,7 @@ class PlannedRun:
     @cached_property
     def key(self) -> str:
         """The hash of everything that determines the run's numbers: 16 hexadecimal digits."""
-        _ = self.inputs  # before the files are read: what changes from now on is noticed
+        _ = self.inputs  # recorded before the files are hashed, so that later changes are noticed
         return key_of(self.config)
 
     @cached_property
@@ -84,8 +84,8 @@ def key_of(config: Config) -> str:
     """The hash of a resolved config, and of the plug-ins and files that it names.
 
     Where a run is executed or written, and its name, do not count. Files and folders count by their names and
-    contents, wherever they lie; for a folder of many images the names, sizes and times of its files count.
-    Datasets that rayfl downloads count by name.
+    contents, not by their location; for a folder of many images the names, sizes and times of its files
+    count. Datasets that rayfl downloads count by name.
     """
     settings = {name: value for name, value in named(config).items() if name not in _NO_RESULT}
     for section, name in _NO_NUMBER.items():
@@ -95,9 +95,9 @@ def key_of(config: Config) -> str:
     for name in ("clients_per_actor", "fan_in"):
         if execution[name] is None:
             del execution[name]
-    if config.execution.tolerate_failures:  # a run that left clients out is not one that had to have all
+    if config.execution.tolerate_failures:  # a run that may drop failed clients is another one
         execution["tolerate_failures"] = config.execution.tolerate_failures
-    # What earlier versions called otherwise, or did not have, keeps its key: their runs are the same.
+    # Settings that earlier versions named differently or did not have: keys stay the same, as runs do.
     if settings["data"]["name"] == "npz" and settings["data"]["test_fraction"] is None:
         del settings["data"]["test_fraction"], settings["data"]["seed"]
     if settings["training"]["precision"] == "float32":
@@ -120,8 +120,8 @@ def contents_of(config: Config) -> list[str]:
 def sources_of(config: Config) -> list[str]:
     """The hashes of the plug-ins that a config uses, sorted.
 
-    They are those of its parts' classes and of the classes these derive from, those named as in
-    ``my_net:Net``, and those of the modules of a network that was given as an object.
+    A plug-in is used if it defines the class of a part or one of its base classes, if a setting names it as
+    in ``my_net:Net``, or if it defines a module of a network that was given as an object.
     """
     used: set[str] = set()
     for part in parts_in(config):
@@ -129,15 +129,15 @@ def sources_of(config: Config) -> list[str]:
         used.update(base.__module__ for base in type(part).__mro__)
         used.update(plugins.module_of(value) for _, value in part if isinstance(value, str) and ":" in value)
         for target in _targets(part):
-            plugins.refuse_old([target])  # or the key would be that of the old source
-            plugins.resolve(target, "target")  # or its source would be known only after the first use
+            plugins.refuse_old([target])  # else the key would be that of the old source
+            plugins.resolve(target, "target")  # else its source would be known only after the first use
             used.add(plugins.module_of(target))
     known = {plugin.module: plugin.sha256 for plugin in plugins.loaded()}
     return sorted({known[m] for name in used for m in known if (name + ".").startswith(m + ".")})
 
 
 def _targets(part: BaseModel) -> list[str]:
-    """What a part calls by its name: its target, and the classes of the network that the target reads."""
+    """What a part calls by name: its target, and the classes of the network that the target reads."""
     target = getattr(part, "target", None)
     if not isinstance(target, str):
         return []
@@ -198,7 +198,7 @@ def plan(
 
 
 def place_of(point: Mapping[str, str]) -> str:
-    """A point of the grid in a word: ``partition.alpha=0.1, rounds=20``; empty without a grid."""
+    """A point of the grid as text: ``partition.alpha=0.1, rounds=20``; empty without a grid."""
     return ", ".join(f"{axis}={name}" for axis, name in point.items())
 
 
@@ -257,7 +257,7 @@ def _field(change: str) -> str:
 
 
 def _mistake(base: str | dict[str, Any], settings: Sequence[str], name: str | None) -> ConfigError | None:
-    """What is wrong with a base and these settings, whatever the method says; None if nothing is."""
+    """The error in a base with these settings, without those of the method; None if there is none."""
     try:
         load(base, settings) if name is None else load(variant(base, settings, name))
     except ConfigError as error:

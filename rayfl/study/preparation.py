@@ -1,4 +1,4 @@
-"""From a study file to runs; everything that can be refused is refused here."""
+"""From a study file to runs; everything that can be checked before a run is checked here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Prepared:
         study: the file.
         statements: its claims, including those of published figures, each with its source.
         candidates: settings that are tried first, if they are listed.
-        runs: as they would be with the settings of the file alone.
+        runs: the planned runs with the settings of the file alone, before others are chosen.
     """
 
     study: StudyFile

@@ -23,13 +23,13 @@ _TICK = 1.0
 
 
 class StudyDisplay:
-    """Shows a study on a terminal; elsewhere as plain lines.
+    """Shows the progress of a study: with a bar on a terminal, elsewhere as plain lines.
 
     The runs have their own processes, possibly on other nodes; their progress is read from their directories.
 
     Args:
         console: where to print.
-        clock: seconds since any time.
+        clock: returns seconds since an arbitrary time.
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -117,10 +117,10 @@ class StudyDisplay:
             self._progress.update(self._task, completed=rounds, description=text)
 
     def _left(self, rounds: int) -> str:
-        """The remaining time of all runs; a terminal's progress bar shows it itself.
+        """The remaining time of all runs as text; empty on a terminal, whose progress bar shows it.
 
-        It is judged by the rounds after the first that were seen: before these, processes were started and
-        data were read, which is not what a round costs.
+        It is estimated from the rounds after the first new one was seen: before that, processes were started
+        and data were read.
         """
         total = sum(run.config.rounds for run in self._runs)
         known, since = self._first or (rounds, 0.0)

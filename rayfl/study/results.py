@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_GROUPS = 12
-"""Planted groups with columns of their own."""
+"""The largest number of planted groups that have their own columns."""
 
 OTHERS = (
     "accuracy_se_samples",
@@ -86,7 +86,7 @@ def known_numbers() -> frozenset[str]:
 
 
 _USUAL = ("accuracy_mean", "accuracy_worst10", "loss_mean", "bytes_up", "seconds", "rounds_to_80")
-"""Numbers that are named where none is near to what was written."""
+"""Numbers that are suggested if no known name is similar to the one given."""
 
 _UNTIL = re.compile(r"(rounds|bytes)_to_(\d+(?:\.\d+)?)")
 _GROUP = re.compile(r"accuracy_group_\d+")
@@ -227,11 +227,11 @@ class Results:
 
     @property
     def points(self) -> list[dict[str, str]]:
-        """Of the grid."""
+        """The points of the grid."""
         return points(self.study)
 
     def point(self, at: Mapping[str, Any]) -> dict[str, str]:
-        """A point of the grid, as users name it: ``{"alpha": 0.1}``; of other axes the first.
+        """The point of the grid that a user names: ``{"alpha": 0.1}``; on other axes the first.
 
         Raises:
             ConfigError: if the grid has no such axis or point.
@@ -249,12 +249,12 @@ class Results:
 
     @property
     def seeds(self) -> list[int]:
-        """Of the runs."""
+        """The seeds of the runs, sorted."""
         return sorted({run.seed for run in self.runs})
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """The version of rayfl that began each finished run, by key; a run is not repeated for a new one."""
+        """The version of rayfl that began each finished run, by key; new versions do not repeat runs."""
         found = {}
         for run in self.runs:
             if (run.method, _place(run.point), run.seed) in self._numbers and run.key not in found:
@@ -265,7 +265,7 @@ class Results:
 
     @cached_property
     def finished(self) -> int:
-        """The finished runs."""
+        """Number of finished runs."""
         return len(self._numbers)
 
     def values(self, method: str, point: Mapping[str, str], column: str) -> dict[int, float]:
@@ -274,7 +274,7 @@ class Results:
         return {seed: found.get(column, math.nan) for seed, found in runs.items()}
 
     def interval(self, method: str, point: Mapping[str, str], column: str) -> Interval:
-        """The mean over seeds."""
+        """The mean over seeds, with its interval."""
         return mean_interval(list(self.values(method, point, column).values()))
 
     @property
@@ -304,7 +304,7 @@ class Results:
         """The mean rank of every method over seeds and points of the grid, 1 for the best.
 
         Seeds with a missing run do not count; a run that never reached a target ranks last. NaN for a number
-        of which neither more nor less is :func:`better`.
+        for which neither more nor less is :func:`better`.
         """
         methods = list(self.study.methods)
         places = [(point, seed) for point in self.points for seed in self.seeds]
@@ -370,7 +370,7 @@ def _cell(value: Any) -> Any:
 
 
 def written(column: str) -> Callable[[float], str]:
-    """A number of a column as text."""
+    """The function that writes a column's numbers as text."""
     if "bytes" in column:
         return size
     if column == "seconds":

@@ -50,7 +50,7 @@ class Job:
 
     @property
     def config(self) -> Config:
-        """Resolved."""
+        """The resolved config."""
         return load(parse(self.settings))
 
 
@@ -86,7 +86,7 @@ def directory_of(run: PlannedRun) -> Path:
 def is_finished(run: PlannedRun) -> bool:
     """Whether the run's directory holds its result, with a readable summary.
 
-    A run that somebody resumed with more rounds is another one, although its directory keeps the name.
+    A run that was resumed with more rounds is another one, although its directory keeps the name.
     """
     try:
         summary = RunDirectory(directory_of(run)).read_json("summary.json")
@@ -105,12 +105,12 @@ def fetch(runs: Sequence[PlannedRun]) -> None:
     names = {root: published(root) for root in {there.root for there in missing.values()}}
     for key, there in missing.items():
         for name in names[there.root]:
-            if name.endswith(f"-{key}"):  # another study may have named it otherwise
+            if name.endswith(f"-{key}"):  # another study may have given it another name
                 Remote(there.root, name).fetch(staging(there.root) / name)
 
 
 def _published(run: PlannedRun) -> Remote | None:
-    """Where a run is published that is not finished here; None if it is, or stays on this machine."""
+    """Where a run may be published; None if it is finished here, or is kept on this machine only."""
     return None if is_finished(run) else run.config.output.remote(directory_of(run).name)
 
 
@@ -162,7 +162,7 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
             if os.path.exists(job.stop):
                 raise _StopAsked
             try:
-                check_unchanged(job.inputs)  # or the run would have the key of what it has not read
+                check_unchanged(job.inputs)  # else the key would not be that of what the run reads
                 api.run_once(config, job.name, listen)
                 return asdict(Outcome("finished", path))
             except Held:  # another study has begun it
@@ -198,7 +198,7 @@ class Allocation:
     Attributes:
         jobs: number of parallel runs.
         actors: client actors of each; 0 if a run does all its work in its driver process.
-        gpus: of such a process.
+        gpus: share of a GPU for such a driver process.
     """
 
     jobs: int
@@ -251,8 +251,8 @@ def on_ray(
         lost: called with the key of a run whose process died; another process continues it.
         ended: called with the key of a run as soon as it has ended; it must not raise.
 
-    Returns:
-        What became of each run, when all have ended.
+    Yields:
+        Each run with its outcome, when all have ended.
     """
     from rayfl.runtime.trials import Room, run_trials
 
@@ -273,7 +273,7 @@ def on_ray(
 
 @contextlib.contextmanager
 def interruptible(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP call ``stop``; a second one interrupts at once."""
+    """SIGINT, SIGTERM and SIGHUP call ``stop``; a second signal raises KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -306,7 +306,7 @@ def stop_file(folder: Path) -> Iterator[Path]:
 
 
 def rounds_done(path: Path) -> int:
-    """Number of complete rounds of a run, as its directory says."""
+    """Number of complete rounds of a run, according to its directory; 0 if that cannot be read."""
     with contextlib.suppress(OSError, ConfigError):
         return RunDirectory(path).rounds_complete()
     return 0

@@ -42,11 +42,11 @@ class Work:
 
     @property
     def runs(self) -> int:
-        """The runs of a trial, one after another."""
+        """Number of runs of a trial, which are executed one after another."""
         return len(points(self.study)) * len(_tune(self.study).seeds)
 
     def __call__(self, given: tuple[Settings, Callable[[dict[str, Any]], None]]) -> dict[str, Any]:
-        """Try a point: train with it, report the validation accuracy after every round with tests."""
+        """Try settings: train with them, and report the validation metric after every round with tests."""
         settings, report = given
         tune = _tune(self.study)
         name = f"validation_{tune.metric}"
@@ -101,7 +101,7 @@ def most_runs(study: StudyFile) -> int:
 
 
 def methods_to_search(study: StudyFile) -> list[str]:
-    """The methods whose settings are drawn: they use one of them and do not set it themselves.
+    """The methods whose settings are drawn: those that use one of them and do not set it themselves.
 
     Raises:
         ConfigError: for the first invalid value.
@@ -158,8 +158,8 @@ def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> 
 def remember(study: StudyFile, found: SearchOutcome) -> None:
     """Keep the outcome of a search that has ended.
 
-    Trials of ASHA are ended early by what the others have reported until then, so that a second search could
-    choose otherwise, and the runs of the first one would be lost to the study.
+    ASHA ends trials early depending on what other trials have reported by then. So a second search could
+    choose other settings, and the study could not reuse the runs of the first one.
 
     Raises:
         DiskError
@@ -181,7 +181,7 @@ def remembered(study: StudyFile, label: str) -> SearchOutcome | None:
         found = SearchOutcome(label, tuple(tried))
         return found if found.ended else None
     except (OSError, Damaged, ValueError, TypeError, KeyError):
-        return None  # as if it had never been: it is searched again
+        return None  # a damaged file counts as missing: the search is repeated
 
 
 def chosen(study: StudyFile, found: Iterable[SearchOutcome]) -> Chosen:
@@ -195,7 +195,7 @@ def chosen(study: StudyFile, found: Iterable[SearchOutcome]) -> Chosen:
 
 
 def _path(study: StudyFile, label: str) -> Path:
-    """Named by a hash of the runs that a search executes, and of the settings that it draws."""
+    """The file of a search, named by a hash of the runs that it executes and the settings that it draws."""
     tune = _tune(study)
     runs = [planned(study, label, point, seed, {}) for point in points(study) for seed in tune.seeds]
     how = tune.model_dump(include={"space", "metric", "samples", "search", "scheduler"})
@@ -207,7 +207,7 @@ def _path(study: StudyFile, label: str) -> Path:
 
 
 def _named(study: StudyFile, label: str, runs: Sequence[PlannedRun]) -> list[str]:
-    """The hashes of the files and plug-ins that only listed values name, of which ``runs`` have none."""
+    """The hashes of files and plug-ins that values in the space name, except for those of ``runs``."""
     space = _tune(study).space
     low = {name: _examples(values)[0] for name, values in space.items()}
     tried = [

@@ -122,7 +122,7 @@ class Runner:
                     self._take(found, by_key)
 
     def _keep(self, run: PlannedRun) -> None:
-        """Put a run into the archive while others go on; what cannot be kept now is said at the end."""
+        """Add a run to the archive while others go on; errors are ignored, since :meth:`_take` retries."""
         if self.archive is not None:
             with suppress(RayflError):
                 archives.add([run], self.archive)
@@ -192,12 +192,12 @@ def folder_of(
 ) -> Path:
     """The default folder of a study's results.
 
-    A part of a study, or the study with other seeds or settings, has a folder of its own, so that it never
+    A part of a study, or the study with other seeds or settings, has its own folder, so that it never
     replaces the results of the whole: ``studies/figure_6-smoke-seeds0-rounds=5``.
 
     Args:
         study: the file.
-        size, only, seeds, settings: what the command line chose.
+        size, only, seeds, settings: as chosen on the command line.
     """
     chosen = [size, *only, f"seeds{seeds}" if seeds else "", *settings]
     name = re.sub(r"[^\w.,=+-]+", "_", "-".join([study.name, *filter(None, chosen)]))
@@ -230,7 +230,7 @@ def execute(
         DiskError
     """
     files.make(folder, parents=True)
-    # Fails now rather than later
+    # Before the runs, so that a disk that cannot be written fails now
     files.write(folder / "study.yaml", dump(prepared.study.model_dump(mode="json")))
     for root in {run.config.output.folder for run in prepared.runs}:
         files.make(root, parents=True)

@@ -28,8 +28,8 @@ class TextTable:
         header: titles of the columns.
         rows: cells.
         left: columns that are aligned to the left.
-        caption: below or above it.
-        values: the numbers of a column's cells, by the column's place, to sort by; None if a cell has none.
+        caption: text below or above the table.
+        values: numbers to sort by: those of a column's cells, by the column's index; None for a cell without.
     """
 
     header: tuple[str, ...]
@@ -39,7 +39,7 @@ class TextTable:
     values: Mapping[int, Sequence[float | None]] = field(default_factory=dict)
 
     def markdown(self) -> str:
-        """As GitHub writes it."""
+        """The table in GitHub's Markdown."""
         rule = ["---"] * self.left + ["--:"] * (len(self.header) - self.left)
         lines = [self.header, tuple(rule), *self.rows]
         cells = [[_markdown(cell) for cell in line] for line in lines]
@@ -59,7 +59,7 @@ class TextTable:
 _TEX = {
     **{letter: f"\\{letter}" for letter in "%&_#${}"},
     **{letter: f"${letter}$" for letter in "<>|"},
-    **{letter: f"{{{letter}}}" for letter in "[*"},  # which would belong to the end of the line before
+    **{letter: f"{{{letter}}}" for letter in "[*"},  # else arguments of the line break before them
     "\\": r"\textbackslash{}",
     "^": r"\^{}",
     "~": r"$\sim$",
@@ -68,11 +68,11 @@ _TEX = {
     "–": "--",
 }
 _TEX_SIGNS = {" - ": " $-$ ", "+-": r"$\pm$"}
-"""Of claims."""
+"""Signs in claims."""
 
 
 def _tex(text: str) -> str:
-    """A cell or heading; the minus of a number is one, not a hyphen."""
+    """A cell or heading in LaTeX; the sign of a negative number becomes a minus, not a hyphen."""
     pieces = re.split(r"( - |\+-|(?<![\w.-])-(?=\d))", _one_line(text))
     return "".join(
         _TEX_SIGNS.get(piece, "$-$") if place % 2 else "".join(_TEX.get(letter, letter) for letter in piece)
@@ -81,7 +81,7 @@ def _tex(text: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """A cell; ``<b>`` stays text, which would otherwise be HTML and not be shown."""
+    """A cell in Markdown; text such as ``<b>`` is escaped, since as HTML it would not be shown."""
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", _one_line(text)).replace("|", r"\|")
 
 
@@ -167,7 +167,7 @@ def _published(
 
 
 def figure_at(figures: Mapping[str, float], point: Mapping[str, str]) -> float | None:
-    """The figure of a point: by the name of one of its axes' points, or of all, separated by commas."""
+    """The figure of a point: by its names on all axes, separated by commas, or by its name on one axis."""
     for name in (", ".join(point.values()), *point.values()):
         if name in figures:
             return figures[name]
@@ -241,7 +241,7 @@ def claim_table(judgements: Sequence[Judgement]) -> TextTable:
 
 
 def claim_lines(judgements: Sequence[Judgement]) -> list[str]:
-    """The same for a terminal: ``holds      PACFL.ari > 0.5, alpha 0.1: 0.83 (0.71 to 0.95)``."""
+    """Verdicts for a terminal: ``holds      PACFL.ari > 0.5, alpha 0.1: 0.83 (0.71 to 0.95)``."""
     lines = []
     for each in judgements:
         at = "".join(f", {spoken(axis, name)}" for axis, name in each.point.items())

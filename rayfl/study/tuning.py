@@ -160,7 +160,7 @@ def check_metric(study: StudyFile) -> None:
 
 
 def check_measured(tune: Tune, tried: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse to go on with a method of which trials have finished and no score is known.
+    """Refuse a method some of whose trials have finished, but none with a known score.
 
     Args:
         tune: of the study.

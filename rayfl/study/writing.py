@@ -14,7 +14,7 @@ from rayfl.study.page import write_page
 
 
 def write(study: Study) -> list[Path]:
-    """All results into the study's folder; the paths."""
+    """Write all results into the study's folder; returns their paths."""
     results, folder = study.results, study.folder
     main = tables.main_table(results)
     others = [tables.comparison_table(results), tables.rank_table(results)]

@@ -20,11 +20,11 @@ import threading
 from pathlib import Path
 
 _KERNELS = Path(__file__).parent / "batched"
-"""The folder of the kernels' sources; that of their compiled code is named for it."""
+"""The folder of the kernels' sources; the folder of their compiled code is named after it."""
 
 
 def cache() -> Path:
-    """The folder of compiled code: ``NUMBA_CACHE_DIR``, or one in the user's folder of caches."""
+    """The folder of compiled code: ``NUMBA_CACHE_DIR``, or one in the user's cache folder."""
     home = os.path.expanduser("~")
     home = tempfile.gettempdir() if home == "~" else home  # a user in a container may have none
     return Path(os.environ.get("NUMBA_CACHE_DIR") or Path(home, ".cache", "rayfl", "numba"))
@@ -44,7 +44,7 @@ def sources() -> str:
 
 
 def kernels() -> Path:
-    """The folder of the kernels' compiled code: one for these sources and this compiler, wherever they are.
+    """The folder of the kernels' compiled code, named by their sources' contents and the compiler's version.
 
     Raises:
         OSError: if the kernels' sources cannot be read.
@@ -59,18 +59,18 @@ def _compiler() -> str:
 
 
 def sound(path: Path) -> bool:
-    """Whether a file of the cache (``.nbi``, ``.nbc``) has the contents that its digest speaks of."""
+    """Whether the contents of a cache file (``.nbi``, ``.nbc``) match its digest."""
     try:
         file = path.read_bytes()
         if path.suffix == ".nbi":  # it begins with Numba's version, as a pickle, which is not loaded
             file = file[1 + max(at or 0 for _, _, at in pickletools.genops(file)) :]
-    except Exception:  # it is gone, or any bytes are no pickle
+    except Exception:  # the file is gone, or damaged: not a pickle
         return False
     return hashlib.sha256(file[32:]).digest() == file[:32]
 
 
 def damaged(folder: Path) -> int:
-    """How many files of rayfl's kernels in this cache are not sound.
+    """Number of cache files of rayfl's kernels that do not match their digests.
 
     UMAP's code is in this folder too; it has no digests.
     """

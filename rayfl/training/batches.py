@@ -14,7 +14,7 @@ from rayfl.data.base import Part
 from rayfl.data.scaling import Scaling
 
 _NUMBERS = 1 << 17
-"""Numbers of all samples in a forward pass, if samples are small."""
+"""Numbers in all inputs of a forward pass, if samples are small."""
 
 
 class Batches:
@@ -30,10 +30,10 @@ class Batches:
         self._shift = (mean / std).to(torch.float32).to(device)
 
     def at_once(self, usual: int) -> int:
-        """Samples in a forward pass: as ``usual``, or more of small ones, where calls cost more than
+        """Samples in a forward pass: ``usual``, or more if they are so small that calls cost more than
         arithmetic.
         """
-        if self.samples.tokens:  # each word of a text has an output for every word that there is
+        if self.samples.tokens:  # each word of a text has an output for every word of the vocabulary
             return usual
         return max(usual, _NUMBERS // max(1, math.prod(self.samples.x_train.shape[1:])))
 
@@ -42,7 +42,7 @@ class Batches:
         tensor = torch.from_numpy(x).to(self.device)
         if self.samples.tokens:
             return tensor.to(torch.int64)
-        # Floats on a CPU would otherwise be scaled where they are stored.
+        # Without the copy, floats on a CPU would be scaled in the stored array itself.
         scaled = tensor.to(torch.float32, copy=tensor.dtype == torch.float32)
         return scaled.mul_(self._slope).sub_(self._shift)
 
@@ -98,7 +98,7 @@ def raw_features(
     Args:
         x: samples; or texts ``(n, L)``, which become ``(n, words)``: 1 for each word that occurs.
         words: size of the vocabulary of texts, whose first word is padding; 0 for other data.
-        scaling: that of the models, which tables (features in units of their own) are seen with too.
+        scaling: of the models' inputs, also applied to tables, whose features have different units.
     """
     if words:
         occurs = np.zeros((len(x), words), np.float32)

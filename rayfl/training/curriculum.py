@@ -101,7 +101,7 @@ def loss_scores(losses: ArrayLike) -> NDArray[np.float64]:
 
 
 def prediction_scores(predicted: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]:
-    """1 for samples predicted as the reference says (easy), 0 for the others (hard), ``(n,)``.
+    """1 for samples whose predicted class equals the reference (easy), 0 for the others (hard), ``(n,)``.
 
     Args:
         predicted: predicted classes ``(n,)``.
@@ -118,8 +118,8 @@ def arrange(scores: NDArray[np.floating], order: Order, draws: NDArray[np.float6
     Args:
         scores: of each sample ``(n,)`` or ``(B, n)``, higher = easier.
         order: ``curriculum`` easy first, ``anti`` hard first, ``random`` regardless of the score.
-        draws: a random number for each sample, shaped alike. With the same ones ``anti`` is ``curriculum``
-            backwards.
+        draws: a random number for each sample, of the same shape. With the same draws ``anti`` is
+            ``curriculum`` backwards.
 
     Raises:
         ValueError: for another order.
@@ -152,13 +152,13 @@ def alike(function: Callable[..., NDArray[_T]], *arrays: Sequence[NDArray[np.flo
 
 
 def side_by_side(arrays: Sequence[NDArray[_T]]) -> NDArray[_T]:
-    """Arrays of one shape ``(n, ...)`` as one ``(B, n, ...)``; of many small ones ``np.stack`` is slower."""
+    """Stack B arrays of one shape ``(n, ...)`` to ``(B, n, ...)``, faster than ``np.stack`` if B is large."""
     joined: NDArray[_T] = np.concatenate(arrays)
     return joined.reshape(len(arrays), *arrays[0].shape)
 
 
 def cut(values: NDArray[_T], sizes: Sequence[int]) -> list[NDArray[_T]]:
-    """Consecutive parts of ``values`` ``(n, ...)`` of these sizes, as views; ``np.split`` is slower."""
+    """Split ``values`` ``(n, ...)`` into consecutive views of these sizes, faster than ``np.split``."""
     stops = list(itertools.accumulate(sizes))
     return [values[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
 
@@ -169,11 +169,11 @@ def visits(
     batch_size: int,
     draws: Sequence[NDArray[np.float64]],
 ) -> Sequence[NDArray[np.intp]] | NDArray[np.intp]:
-    """A batch a step, drawn without replacement from the first ``g(t)`` samples of the order.
+    """Draw a batch for each step, without replacement, from the first ``g(t)`` samples of the order.
 
     Args:
-        orders: of each client the sample positions ``(n,)``, see :func:`arrange`.
-        available: of each client ``g(t)`` of every step ``(T,)``, see :meth:`Pacing.available`.
+        orders: for each client the sample positions ``(n,)``, see :func:`arrange`.
+        available: for each client ``g(t)`` of every step ``(T,)``, see :meth:`Pacing.available`.
         batch_size: B.
         draws: for each client ``T min(B, n)`` random numbers in [0, 1).
 
@@ -182,7 +182,7 @@ def visits(
         samples and steps.
 
     Raises:
-        ValueError: if a step has fewer samples than a batch, or more than there are.
+        ValueError: if a ``g(t)`` is less than ``min(B, n)`` or more than n.
     """
     shapes = list(zip(map(len, orders), map(len, available), strict=True))
     if len(set(shapes)) == 1:
@@ -243,7 +243,7 @@ def eligible(losses: Sequence[float] | NDArray[np.floating], count: int, order: 
         order: ``curriculum`` from the lowest loss, ``anti`` from the highest.
 
     Raises:
-        ValueError: for another order, ``random`` among them: then there is nothing to rank.
+        ValueError: for any other order, including ``random``, which ranks nothing.
     """
     if order not in ("curriculum", "anti"):
         raise ValueError(f"order: {order!r} is none of curriculum, anti")

@@ -31,13 +31,13 @@ TOLERANCE = 1e-3
 """Largest difference allowed between an engine and the plain loop in the trial, relative to the update."""
 
 TRIALS = 3
-"""A ReLU input within rounding of zero, or two equal pixels of a pooling window, may be resolved differently
-by another engine; a large network then ends up to a percent away. That is very unlikely in all of these
-trials, whereas a fault shows in each."""
+"""Number of trials, one of which must agree. A ReLU input within rounding of zero, or two equal pixels of a
+pooling window, may be resolved differently by another engine; a large network then ends up to a percent away.
+It is very unlikely that this happens in all trials, whereas a fault shows in each."""
 
 COARSER = 4
 """In reduced precision an engine may be this many times as far from the plain loop in float32 as the plain
-loop in that precision is. Faults show in the trial in float32, which comes with it."""
+loop in that precision is. Faults show in the trial in float32, which is always made as well."""
 
 
 class Engine(Protocol):
@@ -47,15 +47,15 @@ class Engine(Protocol):
     terms. Up to rounding it depends neither on the other clients of the block nor on the engine; its last bit
     may depend on which clients train in the same call. (If a ReLU input is within rounding of zero the
     gradient may go either way: ResNet-9 with a loss of 30 ended 7e-7 or 3e-3 of its update away from float64,
-    in all engines.) Runs are equal bit for bit on any number of workers because blocks follow from the config
-    and the data alone, and calls from the block, the model and the device. The one exception is a GPU that
-    runs out of memory, where calls get smaller.
+    in all engines.) Runs are equal bit for bit on any number of workers because blocks depend only on the
+    config and the data, and calls only on the block, the model and the device. The one exception is a GPU
+    that runs out of memory, where calls get smaller.
     """
 
     spec: ModelSpec
     batches: Batches
     forward: Forward
-    """Tests models."""
+    """Computes the outputs of models for tests."""
 
     def train(
         self,
@@ -74,14 +74,14 @@ class Engine(Protocol):
             clients: their ids.
             indices: each client's training samples.
             start: start models ``(B, P)`` float32; left as they are. One model may be expanded to all.
-            terms: per-client offsets, masks and visits.
+            terms: per-client offsets, masks, visits and guides.
 
         Raises:
-            ValueError: if the terms are not of this block, or ``work.frozen`` does not fit the model.
+            ValueError: if the terms do not fit this block, or ``work.frozen`` does not fit the model.
         """
 
     def one_by_one(self, clients: int) -> bool:
-        """Whether so many clients train one after the other: then a block may be cut and no bit changes."""
+        """Whether a block of so many clients trains one at a time, so that splitting it changes no bit."""
 
 
 class Opener(Protocol):
@@ -102,14 +102,14 @@ ENGINES: dict[str, Opener] = {
 
 
 def choose_engine(spec: ModelSpec, wanted: str = "auto", precision: Precision = "float32") -> tuple[str, str]:
-    """The engine to use: ``wanted``, or the first of :data:`ENGINES` that covers model and precision.
+    """Choose an engine: ``wanted``, or the first of :data:`ENGINES` that covers model and precision.
 
     In a short trial the engine must agree with the plain loop. The choice depends only on the model, never on
     timings or on the threads of this process, so that it is the same in every run; the trial uses one thread,
     as a run does.
 
     Returns:
-        Its name, and the reason for the choice in one line.
+        The engine's name, and the reason for the choice in one line.
 
     Raises:
         ConfigError: if the wanted engine does not cover the model, or the model fails in this precision.
@@ -127,16 +127,16 @@ def choose_engine(spec: ModelSpec, wanted: str = "auto", precision: Precision = 
 
 
 def _check_reduced(spec: ModelSpec, precision: Precision) -> None:
-    """Refuse a network that fails in reduced precision: not every operation computes in it.
+    """Check that a network trains in reduced precision, which not every operation supports.
 
     Raises:
-        ConfigError
+        ConfigError: if it fails.
     """
     batches, work = _example(spec, torch.device("cpu")), LocalWork(epochs=1, batch_size=3, lr=1e-2)
     try:
         _train(LoopEngine(spec, batches, 0), work, 0)
     except Unsupported:
-        return  # it fails in float32, too; the run says at which client, and how
+        return  # it fails in float32, too; the run will report the client and the error
     try:
         _train(LoopEngine(spec, batches, 0, precision=precision), work, 0)
     except Unsupported as problem:
@@ -145,7 +145,7 @@ def _check_reduced(spec: ModelSpec, precision: Precision) -> None:
 
 
 _MOST_LETTERS = 120
-"""Of what others say in a reason: torch.func writes whole paragraphs."""
+"""Largest length of an error message quoted in a reason: torch.func writes whole paragraphs."""
 
 
 def _short(text: str) -> str:
@@ -206,7 +206,7 @@ def open_engine(
     if device.type == "cpu" or not isinstance(engine, BatchedEngine):
         return engine, f"{name} on {where}"
     if engine.network.draws:
-        # What a plain module draws on a GPU is not what a generator for each client draws.
+        # No trial: on a GPU a plain module and a generator per client draw different numbers.
         return engine, f"{name} on {where} without graphs: each client draws random numbers of its own"
     problem = _problem(lambda: _trials(spec, name, precision, device)[0], "the plain loop")
     if problem:
@@ -222,10 +222,10 @@ def open_engine(
 
 
 def open_guided(spec: ModelSpec, batches: Batches, seed: int, precision: Precision = "float32") -> Engine:
-    """The engine for local losses that look at other models (:class:`~rayfl.training.Guides`).
+    """Open the engine for local losses that use other models (:class:`~rayfl.training.Guides`).
 
-    The first of vmap and the plain loop that trains such a loss; in a short trial it must agree with the
-    plain loop. The choice depends only on the model and the device.
+    It is the vmap engine if that supports such losses and agrees with the plain loop in a short trial, else
+    the plain loop. The choice depends only on the model and the device.
     """
     try:
         engine = VmapEngine(spec, batches, seed, precision=precision)
@@ -237,7 +237,7 @@ def open_guided(spec: ModelSpec, batches: Batches, seed: int, precision: Precisi
 
 
 def _guided_gap(spec: ModelSpec, precision: Precision, device: torch.device) -> float:
-    """As :func:`_trial`, with a loss that pulls outputs and features to those of another model."""
+    """As :func:`_trial`, with a loss that pulls outputs and features towards those of another model."""
 
     def pull(own: Seen, others: Sequence[Seen], targets: torch.Tensor) -> torch.Tensor:
         gaps = own.features - others[0].features, own.outputs - others[0].outputs
@@ -276,8 +276,8 @@ def _example(spec: ModelSpec, device: torch.device, seed: int = 0) -> Batches:
 
 
 def _begin(spec: ModelSpec) -> torch.Tensor:
-    """A model ``(P,)`` for trials: parameters that begin at one or zero, as those of normalisations do, are
-    moved, or nobody would notice an engine that ignores them."""
+    """A model ``(P,)`` for trials, with noise on all parameters: otherwise an engine that ignores parameters
+    that begin at one or zero, as those of normalisations do, would pass."""
     model, rng = spec.initial(), np.random.default_rng(0)
     for place in spec.slices:
         values = model[place]
@@ -326,12 +326,11 @@ def _trials(
 def _trial(
     spec: ModelSpec, make: Opener, precision: Precision, device: torch.device
 ) -> tuple[float, list[str]]:
-    """Two clients, a step or two each: the gap to the plain loop, the least of up to :data:`TRIALS`.
-
-    In reduced precision, what it exceeds :data:`COARSER` times that of the plain loop in this precision by.
+    """Train two clients for a step or two, in up to :data:`TRIALS` trials.
 
     Returns:
-        It, and :attr:`VmapEngine.apart`.
+        The smallest gap to the plain loop, and :attr:`VmapEngine.apart`. In reduced precision
+        :data:`COARSER` times the gap of the plain loop in this precision is subtracted.
     """
     apart: list[str] = []
     work, gaps = LocalWork(epochs=1, batch_size=3, lr=1e-2), [math.inf]
@@ -339,13 +338,13 @@ def _trial(
         batches = _example(spec, device, seed)
         engine = make(spec, batches, 0, precision=precision)
         if isinstance(engine, VmapEngine) and engine.least < math.inf:
-            engine.least = 1  # two clients suffice to try what many do together
+            engine.least = 1  # so that two clients train together, as many would
         found = [_train(engine, work, 0)]
         apart = sorted((engine.apart if isinstance(engine, VmapEngine) else None) or ())
         if isinstance(engine, BatchedEngine) and engine.compiled is not None:
-            engine.compiled = None  # some work is done layer by layer all the same
+            engine.compiled = None  # for some work it trains layer by layer: try that, too
             found.append(_train(engine, work, 0))
-        del engine  # before there is another: models may be large
+        del engine  # before another one is built: models may be large
         expected, allowed = _train(LoopEngine(spec, batches, 0), work, 0), 0.0
         if precision != "float32":
             loop = LoopEngine(spec, batches, 0, precision=precision)
@@ -357,7 +356,7 @@ def _trial(
 
 
 def _first_layer(spec: ModelSpec) -> list[list[tuple[int, int]]]:
-    """The first layer, as part of the vector; none if it holds all parameters."""
+    """A list with the first layer's part of the vector; empty if it holds all parameters, or none."""
     part = spec.segment(first=1) if spec.layers else []
     held = sum(min(b, spec.n_parameters) - a for a, b in part if a < spec.n_parameters)
     return [part] if 0 < held < spec.n_parameters else []
@@ -369,9 +368,9 @@ def try_recording(
     device: torch.device,
     recorder: Recorder,
 ) -> float:
-    """The largest gap between an engine whose steps are recorded and one whose are not.
+    """The largest gap between an engine whose steps are recorded and one whose steps are not.
 
-    Two rounds each of plain SGD; of everything that enters an ordinary step; of Per-FedAvg; and with the
+    Trains two rounds each of plain SGD; of SGD with all other terms of a step; of Per-FedAvg; and with the
     first layer frozen, if there are several. All kinds of steps come up often enough to be replayed.
 
     Raises:
@@ -393,7 +392,7 @@ def try_recording(
         ordinary.compiled = None
         for round in range(2):
             with warnings.catch_warnings():
-                warnings.simplefilter("error")  # nor may it stop recording half-way
+                warnings.simplefilter("error")  # the engine warns if it stops recording half-way
                 end = _train(recorded, work, round, terms)
             gaps.append(_gap(end, _train(ordinary, work, round, terms), spec))
         if not (recorded.recorded and recorded.recorded.replays):

@@ -1,4 +1,4 @@
-"""Forward passes of models as they are tested: one model at a time, on any samples."""
+"""Forward passes in evaluation mode: one model at a time, on any samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Forward:
     Args:
         spec: the model's layout.
         module: a module of that layout, into which models are loaded.
-        compiled: computes the same faster for the networks that it knows; None for others.
+        compiled: a faster implementation for the networks that it supports; None for others.
     """
 
     def __init__(self, spec: ModelSpec, module: nn.Module, compiled: CompiledForward | None = None) -> None:
@@ -29,11 +29,11 @@ class Forward:
         self._in_module = False
 
     def load(self, model: torch.Tensor) -> None:
-        """From now on compute with a model ``(P,)``, which must not be changed meanwhile."""
+        """Use a model ``(P,)`` in the calls that follow; it must not be changed as long as it is used."""
         self._model, self._in_module = model, False
 
     def module_changed(self) -> None:
-        """Others have written to the module, such as an engine that trains it."""
+        """To be called when other code, such as an engine that trains, has changed the module."""
         self._in_module = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -44,8 +44,8 @@ class Forward:
         if not self._in_module:
             self.spec.load(self.module, self._model)
             self._in_module = True
-        if self.module.training:  # looking is faster than telling all of its parts
+        if self.module.training:  # eval() visits all submodules, which takes longer than this check
             self.module.eval()
         with torch.inference_mode():
             outputs: torch.Tensor = self.module(x)
-            return outputs.detach()  # a view of a parameter would still ask for its gradient
+            return outputs.detach()  # a view of a parameter would still require a gradient

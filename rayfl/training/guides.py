@@ -1,6 +1,7 @@
 """Local losses that compare a client's network with others on the same batch: distillation, contrast.
 
-Shapes: B clients of a block, P numbers of a model, n samples of a batch, K outputs, D features, L words.
+Shapes: B clients of a block, P parameters and buffers of a model, n samples of a batch, K outputs,
+D features, L words.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a network makes of a batch.
+    """The outputs and features of a network for one batch.
 
     Attributes:
-        outputs: ``(n, K)``; of texts ``(n, K, L)``.
-        features: what enters the layer that :attr:`Guides.layer` names, ``(n, D)``: the representation.
+        outputs: ``(n, K)``; for texts ``(n, K, L)``.
+        features: input of the layer :attr:`Guides.layer`, ``(n, D)``: the representation.
     """
 
     outputs: torch.Tensor
@@ -31,21 +32,22 @@ class Seen:
 
 
 Comparison: TypeAlias = "Callable[[Seen, Sequence[Seen], torch.Tensor], torch.Tensor]"
-"""What is added to the loss of each sample ``(n,)``: a function of what the client's network and the others
-make of a batch, and of its targets. It may be applied to several clients at once by ``torch.func.vmap``."""
+"""The term added to the loss of each sample, ``(n,)``: a function of what the client's network and the other
+models compute for a batch, and of the targets. ``torch.func.vmap`` may apply it to several clients at once.
+"""
 
 
 @dataclass(frozen=True)
 class Guides:
-    """Models that stay as they are, and what the local loss makes of them.
+    """Models that are not trained, and the loss term that compares the client's network with them.
 
     They see the same batches as the client's network, in evaluation mode: no dropout, and running statistics
     in BatchNorm.
 
     Attributes:
         models: one or more models for each client, ``(B, P)`` each.
-        term: what is added to the loss. The losses that clients report are without it.
-        layer: name of the module whose input are the features; empty for the last module with parameters, in
+        term: added to the loss of each sample. The losses that clients report do not include it.
+        layer: name of the module whose input is the features; empty for the last module with parameters, in
             the order in which the network defines them.
     """
 
@@ -54,19 +56,19 @@ class Guides:
     layer: str = ""
 
     def check(self, module: nn.Module) -> None:
-        """Refuse a layer that the network does not have.
+        """Check that the network has the layer.
 
         Raises:
-            ConfigError
+            ConfigError: if it does not.
         """
         _layer(module, self.layer)
 
     def take(self, rows: torch.Tensor) -> Guides:
-        """Those of the clients at ``rows`` ``(C,)`` of the block."""
+        """The guides of the clients at positions ``rows`` ``(C,)`` of the block."""
         return Guides(tuple(each.index_select(0, rows) for each in self.models), self.term, self.layer)
 
     def to(self, like: torch.Tensor) -> Guides:
-        """The same on the device of a tensor."""
+        """The guides with their models on the device, and in the dtype, of the tensor ``like``."""
         return Guides(tuple(each.to(like) for each in self.models), self.term, self.layer)
 
 

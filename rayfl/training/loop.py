@@ -42,7 +42,9 @@ _Compare: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch
 
 @contextlib.contextmanager
 def seeded(key: int) -> Iterator[None]:
-    """Dropout and the like draw from torch's generator, own networks also from Python's and NumPy's."""
+    """Seed the generators of PyTorch (used by dropout), Python and NumPy (users' networks may use them);
+    restore all three on exit.
+    """
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key >> 1)
@@ -80,10 +82,10 @@ class LoopEngine:
         self.forward = Forward(spec, self.module)
         self._channels_last = channels_last and len(spec.shape) == 3
         self._rest = {n: b.clone() for n, b in self.module.named_buffers() if n not in spec.names}
-        self._judge: nn.Module | None = None  # what guides compute with, in evaluation mode
+        self._judge: nn.Module | None = None  # runs the guides' models, in evaluation mode
 
     def one_by_one(self, clients: int) -> bool:
-        """It always does."""
+        """Always True: clients train one after another."""
         return True
 
     def train(
@@ -106,12 +108,12 @@ class LoopEngine:
             terms: per-client offsets, masks, visits and guides.
 
         Raises:
-            ValueError: if the terms are not of this block, or ``work.frozen`` does not fit the model.
-            ConfigError: if the network has no such layer as the guides name.
+            ValueError: if the terms do not fit this block, or ``work.frozen`` does not fit the model.
+            ConfigError: if the network does not have the layer that the guides specify.
         """
         self.forward.module_changed()
         terms.check(start)
-        self.spec.frozen(work.frozen)  # a wrong one is no fault of a client's
+        self.spec.frozen(work.frozen)  # raises here: an invalid setting is not the failure of a client
         if terms.guides is not None:
             terms.guides.check(self.module)
         rows = start.clone(memory_format=torch.contiguous_format)
@@ -138,8 +140,8 @@ class LoopEngine:
         return TrainedBlock(rows, losses, steps, failures, snapshots)
 
     def _reset(self) -> None:
-        """Set buffers that are no part of the model to what they were: nothing passes from client to client,
-        nor to the tests of a model.
+        """Restore buffers that are not part of the model, so that no state passes from one client to the
+        next, or to the tests of a model.
         """
         for name, buffer in self.module.named_buffers():
             if name in self._rest:
@@ -154,7 +156,9 @@ class LoopEngine:
         own: _OwnTerms,
         snapshot: torch.Tensor | None,
     ) -> float:
-        """Train one client, whose model is ``vector``, in place; mean loss over the samples of its steps."""
+        """Train the model ``vector`` ``(P,)`` of one client in place; returns the mean loss over the samples
+        of its steps.
+        """
         x, y = self.batches.train(indices)
         module = self.module.train()
         self.spec.load(module, vector)
@@ -211,8 +215,8 @@ class LoopEngine:
 
     @contextlib.contextmanager
     def _comparing(self, guides: Guides | None) -> Iterator[_Compare | None]:
-        """What is added to the loss of each sample ``(n,)``: a function of outputs, samples and targets; None
-        without guides, whose models are ``(P,)`` here.
+        """Yield the function that computes the term added to the loss of each sample, ``(n,)``, from
+        outputs, samples and targets; None without guides. The guides' models are ``(P,)`` here.
         """
         if guides is None:
             yield None
@@ -233,7 +237,7 @@ class LoopEngine:
             yield compare
 
     def _like(self, parameters: Sequence[nn.Parameter], vector: torch.Tensor) -> list[torch.Tensor]:
-        """The parts of a vector ``(P,)`` that belong to the parameters (they come first), shaped as they."""
+        """The parts of a vector ``(P,)`` that belong to the parameters, in their shapes (they come first)."""
         places = self.spec.slices[: len(parameters)]
         return [vector[s].view_as(p).to(p) for s, p in zip(places, parameters, strict=True)]
 
@@ -257,7 +261,7 @@ class _OwnTerms:
 
 
 def _on(call: Callable[[tuple[torch.Tensor]], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function of the samples alone."""
+    """Turn a function of a tuple of arguments into a function of the samples."""
     return lambda x: call((x,))
 
 
@@ -291,8 +295,8 @@ def sgd_step(
     """One step of SGD as ``torch.optim.SGD`` defines it: ``v = m v + g + lambda w``, ``w -= eta v``.
 
     ``mu (w - anchor)`` of FedProx and ``offset`` are added to the gradient. All lists have one tensor (of any
-    shape) per parameter. Written out because the first ``torch.optim.SGD`` of a process imports a compiler
-    for 1.6 s.
+    shape) per parameter. Written out because creating the first ``torch.optim.SGD`` of a process takes 1.6 s:
+    it imports a compiler.
     """
     for k, (p, g) in enumerate(zip(parameters, gradients, strict=True)):
         if work.weight_decay:

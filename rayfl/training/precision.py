@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Precision = Literal["float32", "bf16"]
 
 _CPU_FLAGS = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
-"""CPU features, as Linux names them, with which products of bfloat16 are instructions; the last is ARM's."""
+"""CPU features, as Linux names them, that provide instructions for bfloat16; the last is ARM's."""
 
 
 def forward(
@@ -47,10 +47,10 @@ def forward(
 
 
 def check_device(precision: Precision, device: torch.device) -> None:
-    """Refuse a GPU that cannot compute in this precision.
+    """Check that a device computes in this precision.
 
     Raises:
-        ConfigError
+        ConfigError: for a GPU that does not.
     """
     import torch
 
@@ -70,7 +70,7 @@ def remarks(precision: Precision, device: str, cpu: Path = Path("/proc/cpuinfo")
     Args:
         precision: of the run.
         device: ``cpu``, ``cuda`` or ``auto``.
-        cpu: the description of the CPU; without one nothing is said.
+        cpu: file that describes the CPU; if it cannot be read, there are no remarks.
     """
     if precision == "float32" or device != "cpu":
         return []

@@ -1,7 +1,7 @@
 """What clients report after training, in addition to loss and steps: named functions of a trained block.
 
 A method declares its reports (:meth:`rayfl.algorithms.Algorithm.reports`). They are computed where the models
-were trained, and only the result is sent. q-FedAvg needs just this one and :class:`UpdateLengths`::
+were trained, and only the result is sent. q-FedAvg needs only the following one and :class:`UpdateLengths`::
 
     @dataclass(frozen=True)
     class StartLosses(ClientReport):
@@ -41,7 +41,7 @@ _TOGETHER = 1 << 13
 """Samples of several clients whose losses are computed together."""
 
 _CACHED = 1 << 17
-"""Numbers of which a core's cache holds a few vectors."""
+"""Numbers in a group of rows: a few arrays of this size fit in a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Trained:
         spec: the model's layout.
         forward: computes the outputs of any model of that layout.
         batches: inputs and their scaling.
-        rows: the trained models ``(B, P)``; of a client that failed, the one that it started from.
+        rows: the trained models ``(B, P)``; the row of a client that failed is its start model.
         start: the models that the clients received ``(B, P)``.
         samples: the ids of each client's training samples.
         models: the servers' K models, ``(P,)`` each, if the report ``needs_models``.
@@ -111,7 +111,7 @@ class Trained:
             each = loss.each(found, right).cpu().numpy()
             sums = np.bincount(np.repeat(np.arange(len(sizes)), sizes), each, len(sizes))
             np.divide(sums, sizes, out=means, where=sizes > 0)
-        else:  # of texts not every word has a target, and the loss knows how many have
+        else:  # texts: not every word has a target, and the loss averages over those that have
             ends = np.cumsum(sizes).tolist()
             for place, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
                 if end > begin:
@@ -138,7 +138,7 @@ class ClientReport(ABC):
     """What the clients of a block report: a frozen dataclass, whose fields are its settings.
 
     Equal reports are sent to the workers once per run. Without :meth:`combine` the result should be small: it
-    is returned with the block's losses. In what the algorithm gets, rows of failed clients are NaN.
+    is returned with the block's losses. In what the algorithm receives, rows of failed clients are NaN.
     """
 
     needs_models: ClassVar[bool] = False
@@ -157,13 +157,12 @@ class ClientReport(ABC):
 
     @abstractmethod
     def compute(self, trained: Trained) -> NDArray[np.floating]:
-        """Of a block: ``(B, ...)``."""
+        """The report of a block, ``(B, ...)``."""
 
     def combine(self, blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
         """Merge the results of blocks, in the order of the cohort ``(M, ...)``; by default, concatenate.
 
-        If the report is ``combined``, the blocks hold of a failed client what comes of the model it started
-        from.
+        If the report is ``combined``, the rows of a failed client are computed from its start model.
         """
         return np.asarray(np.concatenate(blocks), np.float64)
 
@@ -173,11 +172,11 @@ class UpdateLengths(ClientReport):
     """The length of each client's update, ``|w_i - w|``."""
 
     def compute(self, trained: Trained) -> NDArray[np.floating]:
-        """``(B,)``."""
+        """The lengths ``(B,)``."""
         import torch
 
         rows, start, spec = trained.rows, trained.start, trained.spec
-        # A few clients at a time: what lies between fits in the cache.
+        # A few clients at a time, so that intermediate results fit in the cache.
         few = max(1, len(rows) if rows.is_cuda else _CACHED // max(1, spec.P))
         lengths = [
             updates_of(rows[k : k + few], start[k : k + few], spec).double().norm(dim=1)
@@ -188,7 +187,7 @@ class UpdateLengths(ClientReport):
 
 @dataclass(frozen=True)
 class Predictions(ClientReport):
-    """The predictions of the trained models, a row each (:func:`prediction_rows`)."""
+    """The predictions of the trained models, one row per client (:func:`prediction_rows`)."""
 
     combined = True
 
@@ -196,7 +195,7 @@ class Predictions(ClientReport):
     inputs: NDArray[np.generic] | None = field(default=None, compare=False)
 
     def prepare(self, samples: Samples, seed: int) -> Predictions:
-        """With the inputs."""
+        """The report, completed with inputs drawn from the server's data."""
         return replace(self, inputs=self.data.draw(samples, seed))
 
     def compute(self, trained: Trained) -> NDArray[np.floating]:
@@ -206,7 +205,7 @@ class Predictions(ClientReport):
         assert self.inputs is not None
         found = []
         for row in trained.rows:
-            x = trained.batches.inputs(self.inputs)  # a network may change what it is given
+            x = trained.batches.inputs(self.inputs)  # a new copy: a network may change its input
             probabilities = torch.softmax(trained.outputs(row, x), dim=1).movedim(1, -1)
             found.append(probabilities.flatten(0, -2).cpu().numpy())
         return prediction_rows(np.stack(found), self.data.one_hot)
@@ -217,14 +216,15 @@ def prediction_rows(probabilities: NDArray[np.floating], one_hot: bool = False) 
 
     Args:
         probabilities: ``(B, samples, classes)``, of B clients.
-        one_hot: 1 at the most probable class (the first of equals), 0 elsewhere; else as they are.
+        one_hot: return 1 at the most probable class (the first of equals) and 0 elsewhere, in place of the
+            probabilities.
 
     Returns:
         ``(B, samples * classes)``.
 
     Raises:
-        DataError: if they are negative or not finite (logits, for example): their cosine would be no
-            similarity.
+        DataError: if probabilities are negative or not finite (logits, for example): their cosine would be
+            no similarity.
     """
     if not (np.isfinite(probabilities).all() and (probabilities >= 0).all()):
         raise DataError("predictions have to be probabilities: finite and not negative")

@@ -1,4 +1,4 @@
-"""Training at the servers: what becomes of a model after averaging, with samples that the server has.
+"""Training at the servers: a server trains its model after averaging, on samples that it has.
 
 FedDF (distillation from the clients' models) is a complete example in ``docs/your/method.md``.
 """
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AtServer:
-    """A model right after averaging, and what its server has.
+    """A model right after averaging, and what its server knows.
 
     Attributes:
         spec: the model's layout.
         module: a module of that layout, in training mode, which holds the model.
         batches: turns samples into what the model takes.
         model: its index among the servers' models.
-        clients: ids of those whose models were averaged ``(m,)``.
-        weights: with which they were ``(m,)``, not normalised.
-        reports: what they reported, by name ``(m, ...)``.
+        clients: ids of the clients whose models were averaged ``(m,)``.
+        weights: of these clients in the average ``(m,)``, not normalised.
+        reports: what these clients reported, by name ``(m, ...)``.
         round: 0-based.
         seed: the run's seed.
     """
@@ -52,7 +52,7 @@ class AtServer:
     seed: int
 
     def shuffled(self, samples: int, batch_size: int, epochs: int) -> Iterator[NDArray[np.int64]]:
-        """The positions of each batch ``(b,)`` in shuffled epochs; other models and rounds, other orders."""
+        """Yield the positions ``(b,)`` of each batch in shuffled epochs; orders differ by model and round."""
         rng = generator(self.seed, "server training", self.round, self.model)
         for _ in range(epochs):
             order = rng.permutation(samples)
@@ -63,19 +63,19 @@ class AtServer:
 class ServerTraining(ABC):
     """What a server does with its model after averaging: a frozen dataclass whose fields are its settings.
 
-    A method returns one from :meth:`rayfl.algorithms.Algorithm.server_training`. It is computed on a client
-    actor, one task a model, after all averages of the round, for the models that clients have trained.
+    A method returns one from :meth:`rayfl.algorithms.Algorithm.server_training`. It runs on a client actor,
+    one task per model, after all averages of the round, for the models that clients have trained.
     """
 
     def prepare(self, samples: Samples, seed: int) -> ServerTraining:
-        """The same with what it needs of the server's data; called once, by the driver."""
+        """The training, completed with what it needs from the server's data; called once, by the driver."""
         return self
 
     @abstractmethod
     def train(self, at: AtServer) -> None:
-        """Train ``at.module``: clients continue with what it holds in the end.
+        """Train ``at.module``; clients continue with the model that it then holds.
 
-        PyTorch's generator is seeded by the run's seed, the round and the model.
+        PyTorch's generator is seeded from the run's seed, the round and the model.
         """
 
 
@@ -84,7 +84,7 @@ class ServerTrainingJob:
     """Train a model ``("model", 0)`` with the :class:`ServerTraining` ``("training", 0)``.
 
     Attributes:
-        others: as of :class:`AtServer`.
+        model, clients, weights, reports, round: as of :class:`AtServer`.
     """
 
     model: int

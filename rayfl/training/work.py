@@ -49,10 +49,10 @@ class LocalWork:
         lr_alpha, lr_power: the learning rate inside a round, ``eta (1 + lr_alpha i)^-lr_power`` for the
             local steps i = 0, 1, ... (Vahidian's thesis, ch. 2).
         snapshot_epoch: keep each client's model after this many epochs; 0: do not.
-        frozen: the part of the model whose parameters stay as they are; whole tensors. Running statistics of
-            BatchNorm move there, too.
-        phase: of clients that train several times in a round, which time this is (0-based): each shuffles
-            differently.
+        frozen: the part of the model whose parameters are not trained; whole tensors. Running statistics of
+            BatchNorm in it are still updated.
+        phase: index (0-based) of this training in the round, for clients that train several times in a round;
+            each time they shuffle differently.
 
     Raises:
         ValueError: for ``inner_lr`` together with ``momentum``: momentum over gradients at two points is not
@@ -128,7 +128,7 @@ class Terms:
     guides: Guides | None = None
 
     def check(self, start: torch.Tensor) -> None:
-        """Refuse terms that are not of the block whose start models ``(B, P)`` are given.
+        """Check that the terms fit the block whose start models ``(B, P)`` are given.
 
         Raises:
             ValueError: if a shape does not fit.
@@ -214,10 +214,10 @@ def check_diverged(loss: float, length: float) -> None:
 
     Args:
         loss: a client's mean training loss.
-        length: Euclidean norm of its trained model, buffers too.
+        length: Euclidean norm of its trained model, including buffers.
 
     Raises:
-        FloatingPointError: if it did.
+        FloatingPointError: if the client has diverged.
     """
     for what, value in (("training loss", loss), ("length of the trained model", length)):
         if not value <= DIVERGED:  # NaN is not
@@ -228,8 +228,8 @@ def check_visits(visits: Visits, samples: int) -> None:
     """Refuse visits to samples that a client does not have.
 
     Args:
-        visits: of a client.
-        samples: that it has.
+        visits: of one client.
+        samples: how many samples this client has.
 
     Raises:
         IndexError: if a position is not below ``samples``, or a batch is empty.

@@ -1,4 +1,4 @@
-"""Functions of single numbers between layers, and their derivatives, compiled by Numba for the CPU."""
+"""Elementwise activations and their derivatives, compiled by Numba for the CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rayfl.training.batched.exponential import decay_less_one, sigmoid, tanh
 from rayfl.training.batched.jit import jit
 
 RELU, TANH, SIGMOID, LEAKY_RELU, ELU, SILU = range(6)
-"""The functions."""
+"""The activations."""
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -47,7 +47,7 @@ def forward(function, slope, x, y):  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def backward(function, slope, x, y, dy, dx):  # type: ignore[no-untyped-def]
-    """``dx = dy f'(x)``; arguments as of :func:`forward`, and gradients ``(n,)``; ``dx`` is written."""
+    """``dx = dy f'(x)``: arguments as for :func:`forward`, and gradients ``(n,)``; ``dx`` is written."""
     n = len(x)
     if function == RELU:
         for k in range(n):

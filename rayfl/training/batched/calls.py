@@ -1,13 +1,13 @@
-"""How many clients train in one call. Imports no PyTorch: plans of memory need it, too."""
+"""How many clients train in one call. Imports no PyTorch, because the planning of memory needs it, too."""
 
 CACHE_BYTES, MEMORY_BYTES = 1 << 22, 1 << 26
-"""Models that train together should fit in a core's share of the cache. At least eight share the overhead of
-a call, unless they are too large for that."""
+"""Models that train together should fit in ``CACHE_BYTES``, a core's share of the cache. At least eight share
+the overhead of a call, unless they take more than ``MEMORY_BYTES``."""
 
 SWEET_BYTES = 1 << 23
-"""What the clients of a call may take with all their vectors, where a layer's weights, targets and offsets
-pass through the cache in every step. Measured from 0.7 to 6 MB a client: at 8 MB a step costs least, at
-twice as much up to twice the time, since the cores of a machine share the last level of the cache."""
+"""As ``MEMORY_BYTES``, if targets or offsets pass through the cache in every step, too: bytes of all vectors
+of the clients in a call. Measured with 0.7 to 6 MB per client: a step is fastest at 8 MB, and takes up to
+twice the time at 16 MB, since the cores of a machine share the last level of the cache."""
 
 CUDA_BYTES = 1 << 29
 """On a GPU call overhead matters more than the cache: models of up to this many bytes train together."""

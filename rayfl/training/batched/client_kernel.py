@@ -2,15 +2,15 @@
 
 A step of ten samples through LeNet-5 is 0.2 ms of arithmetic, and 0.3 ms of calls from Python, of which each
 layer needs several. Here the loops over clients, steps and layers are compiled, too. Clients train one after
-the other, so that a client's model, velocity and samples stay in the core's own cache through all its steps,
-and its result does not depend on the others that the kernel trains in any way.
+the other, so that a client's model, velocity and samples stay in the core's own cache through all its steps.
+The result of a client does not depend on the other clients in the call at all.
 
 The network is a table of integers, a row for each layer: its kind, its sizes, and where its parameters,
 inputs, outputs and winners lie in flat arrays (the ``KIND`` and other columns below). Convolutions, their
 normalisation, poolings, activations, forward products and the loss are those of :mod:`.conv_kernels`,
 :mod:`.norm_kernels`, :mod:`.pool_kernels`, :mod:`.activation_kernels`, :mod:`.linear_kernels` and
-:mod:`.loss_kernel`. A row of weights is changed as soon as its gradient is complete, which is never written
-to memory.
+:mod:`.loss_kernel`. The gradient of a linear layer's weights is never written to memory: it is added to the
+weights, or to their velocity, as it is computed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from rayfl.training.batched.vectors import LANES
 
 (CONVOLUTION, NORMED, PLAIN, LINEAR, BATCH_NORM, KNOWN_NORM, GROUP_NORM) = range(7)
 (FLATTEN, MAXIMUM, MEAN, ACTIVATION, DROPOUT, BRANCH, JOIN) = range(7, 14)
-"""Kinds of layers. With parameters: a convolution with 2x2 maximum pooling and ReLU, one with a BatchNorm
-before these, or one alone; a linear layer; a BatchNorm with the batch's statistics, or with the running ones;
-a GroupNorm. Without: channels last to channels first; pooling; a function of single numbers; dropout; where a
-skip connection begins, and where it ends."""
+"""Kinds of layers. With parameters: a convolution with 2x2 maximum pooling and ReLU, a convolution with a
+BatchNorm before these, or a convolution alone; a linear layer; a BatchNorm with the batch's statistics, or
+with the running ones; a GroupNorm. Without parameters: channels last to channels first; maximum and mean
+pooling; an elementwise activation; dropout; the beginning and the end of a skip connection."""
 FEW = CONVOLUTION, LINEAR, FLATTEN
 """The kinds of LeNet-5 and of MLPs."""
 
@@ -49,21 +49,22 @@ FEW = CONVOLUTION, LINEAR, FLATTEN
 
 ``WEIGHT, BIAS``: where its parameters begin in the model's flat vector; -1 for no bias. ``SIZE, OUTPUT``:
 numbers of a sample before and after it. ``RELU``: whether one follows a linear layer. ``FROM, TO``: where its
-inputs and outputs begin in memory; ``PADDED, WINNER``: a convolution's inputs with their padding, and its
-winners. ``CHANNELS`` to ``PADDING`` are of a convolution, or the ``CHANNELS, HEIGHT, WIDTH`` of what is
-flattened or pooled; ``OUTPUTS`` are also the channels of a normalisation. ``GAMMA`` to ``RUNNING_VARIANCE``:
-where the parameters and the running statistics of a normalisation begin in the model's flat vector, also of
-the BatchNorm between a convolution and its pooling. ``PLANE, STATISTICS``: where what
-enters that BatchNorm, and mean and variance, begin in memory. ``ROWS, COLUMNS``: of a pooling's windows.
-``FUNCTION``: of an activation, see :mod:`.activation_kernels`. ``GROUPS``: of a GroupNorm. ``DROPPED``:
-numbers of a sample that dropout before this one draws. ``OTHER``: of a skip connection, where its other end's
-inputs (at ``JOIN``) or outputs (at ``BRANCH``) begin in memory.
+inputs and outputs begin in memory; ``PADDED, WINNER``: where a convolution's padded inputs, and the winners
+of a pooling, begin. ``CHANNELS`` to ``PADDING`` are of a convolution, or the ``CHANNELS, HEIGHT, WIDTH`` of
+what is flattened or pooled; ``OUTPUTS`` are also the channels of a normalisation. ``GAMMA`` to
+``RUNNING_VARIANCE``: where the parameters and the running statistics of a normalisation begin in the model's
+flat vector, also of the BatchNorm between a convolution and its pooling. ``PLANE``: where the inputs of such
+a BatchNorm begin in memory. ``STATISTICS``: where mean and variance of a normalisation begin in memory.
+``ROWS, COLUMNS``: of a pooling's windows. ``FUNCTION``: of an activation, see :mod:`.activation_kernels`.
+``GROUPS``: of a GroupNorm. ``DROPPED``: numbers per sample that earlier dropouts draw. ``OTHER``: of a skip
+connection, where its other end's inputs (at ``JOIN``) or outputs (at ``BRANCH``) begin in memory.
 """
 INTEGERS = 28
 """Columns of a row."""
 
 EPSILON, MOMENTUM, SLOPE, SCALE = range(4)
-"""Columns of a layer's numbers: of its BatchNorm, its activation, and of what its dropout keeps."""
+"""Columns of a layer's floats: epsilon and momentum of its normalisation, the slope of its activation, and
+the scale of what its dropout keeps."""
 
 _CHUNK = 512
 """Features for which all samples are visited before the next: their gradients stay in the nearest cache."""
@@ -72,16 +73,16 @@ _ZERO = np.float32(0)
 
 
 class Images(NamedTuple):
-    """What enters the network: ``channels`` of ``pixels`` each if that is a layer of images, which takes
-    channels last, else one of as many as a sample has numbers."""
+    """The network's input: ``channels`` of ``pixels`` each if the first layer takes images, which get their
+    channels last; else one channel with all numbers of a sample."""
 
     channels: int
     pixels: int
 
 
 class Rule(NamedTuple):
-    """``momentum``, ``decay`` (of weights, and towards the target), and ``alpha`` of Per-FedAvg, whose every
-    other pass only determines where the next gradient is taken, or 0."""
+    """Settings of SGD: ``momentum``; ``decay`` of weights, or towards the target; ``alpha`` of Per-FedAvg, or
+    0. With alpha, every other pass only determines where the next gradient is taken."""
 
     momentum: np.float32
     decay: np.float32
@@ -94,15 +95,15 @@ class Memory(NamedTuple):
     Attributes:
         acts, grads: inputs and outputs of all layers, and their gradients.
         padded: inputs of convolutions with their padding.
-        dpadded: the gradients of one of these, or of a convolution's outputs with padding.
+        dpadded: gradients of one convolution's padded inputs, or a convolution's output gradients, padded.
         winners: of the poolings.
         velocity: of a client ``(P,)``; empty without momentum.
         ahead: the weights where Per-FedAvg takes its second gradient ``(P,)``; empty without.
-        dweight, dbias: gradients of a convolution's weights, and of a layer's bias; also in place of a bias
-            that a layer does not have.
-        planes: what enters each BatchNorm behind a convolution and before a pooling.
-        statistics: mean and variance of what enters each normalisation.
-        dplane: what a convolution alone returns, or the gradients of what enters a BatchNorm.
+        dweight, dbias: gradients of a convolution's weights, and of a layer's bias; ``dbias`` is also the
+            zero bias of a layer that has none.
+        planes: inputs of each BatchNorm between a convolution and a pooling.
+        statistics: mean and variance of each normalisation's inputs.
+        dplane: outputs of a convolution alone, or gradients of the inputs of a BatchNorm.
         dinput: gradients of the inputs of a convolution alone.
         dnorm: gradients of gamma and beta.
     """
@@ -151,7 +152,7 @@ def train(  # type: ignore[no-untyped-def]
         numbers: of each layer ``(L, 4)`` float32, see :data:`EPSILON`.
         models: ``(C, P)`` float32, changed.
         first: see :class:`Images`.
-        targets: of the terms that pull each weight towards a point, ``(C, P)``, or of all clients ``(1, P)``;
+        targets: points towards which weights are pulled, ``(C, P)``, or one for all clients ``(1, P)``;
             ``(0, P)`` for none.
         offsets: added to gradients, ``(C, P)``; ``(0, P)`` for none.
         masks: of bytes 0 and 1, ``(C, P)``; ``(0, P)`` for none.
@@ -159,12 +160,12 @@ def train(  # type: ignore[no-untyped-def]
         x: samples ``(n, size)`` float32.
         y: labels ``(n,)`` int64.
         places: rows of the samples of each pass ``(T, C, B)`` int64.
-        counts: how many of these count ``(T, C)`` int64; 0 once a client has finished.
+        counts: how many of them are not padding ``(T, C)`` int64; 0 once a client has finished.
         rates: of each step ``(T,)`` float32.
         keep_after: after which step each model is copied to ``kept``, ``(C,)`` int64; 0 for never.
         kept: ``(C, P)``, or ``(0, P)``.
-        draws: what dropout keeps, bytes of 1 and 0, of one client: for each pass and layer with dropout the
-            samples, channels first; empty without dropout. None if the network has nothing but the
+        draws: the dropout mask of one client, bytes of 1 (kept) and 0: for each pass and each dropout the
+            samples, channels first; empty without dropout. None if the network has only layers of the
             :data:`FEW` kinds: then the kernel is compiled without the others, which takes half the time.
         memory: see :class:`Memory`.
         losses: ``(C,)`` float64: receives the sum over steps of loss times samples.
@@ -244,16 +245,16 @@ def train(  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def outputs(network, numbers, w, first, x, most, draws, memory, logits):  # type: ignore[no-untyped-def]
-    """What the network makes of samples.
+    """Compute the network's outputs for samples.
 
     Args:
         network, numbers, first: see :func:`train`; with ``KNOWN_NORM`` in place of ``BATCH_NORM``, without
             dropout, and without ``NORMED``: such a BatchNorm is part of its convolution's weights and bias.
         w: a model ``(P,)`` float32.
         x: samples ``(n, size)`` float32.
-        most: samples for which there is memory.
-        draws: empty, or None as of :func:`train`.
-        memory: see :class:`Memory`; of gradients ``dbias`` and ``dplane`` alone are used.
+        most: number of samples for which there is memory.
+        draws: empty, or None as for :func:`train`.
+        memory: see :class:`Memory`; of the gradients, only ``dbias`` and ``dplane`` are used.
         logits: ``(n, classes)`` float32, written.
     """
     last = network[len(network) - 1]
@@ -271,8 +272,8 @@ def outputs(network, numbers, w, first, x, most, draws, memory, logits):  # type
 
 @jit(fastmath={"contract"})
 def _forward(network, numbers, batch, w, running, draws, memory):  # type: ignore[no-untyped-def]
-    """Through all layers, from the inputs of the first; ``running`` is where running statistics are kept, and
-    ``draws`` what dropout keeps in this pass."""
+    """Forward through all layers; ``running`` is the model whose running statistics are updated, and
+    ``draws`` is the dropout mask of this pass."""
     acts = memory.acts
     for number in range(len(network)):
         layer = network[number]
@@ -298,7 +299,7 @@ def _forward(network, numbers, batch, w, running, draws, memory):  # type: ignor
 
 @jit(fastmath={"contract"})
 def _drawn(network):  # type: ignore[no-untyped-def]
-    """How many numbers of a sample dropout draws."""
+    """How many numbers all dropouts draw per sample."""
     drawn = 0
     for number in range(len(network)):
         if network[number, KIND] == DROPOUT:
@@ -308,7 +309,7 @@ def _drawn(network):  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def _lowest(network):  # type: ignore[no-untyped-def]
-    """The first layer with parameters, below which nothing needs a gradient."""
+    """The first layer with parameters; no layer before it needs a gradient."""
     for number in range(len(network)):
         if network[number, KIND] <= GROUP_NORM:
             return number
@@ -403,7 +404,7 @@ def _read(sample, channels, pixels, inputs):  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def _swap(layer, batch, values, flatten):  # type: ignore[no-untyped-def]
-    """From a layer's inputs, channels last, to its outputs, channels first as PyTorch flattens; or back."""
+    """Copy a layer's inputs (channels last) to its outputs (channels first, as PyTorch flattens), or back."""
     channels, pixels, size = layer[CHANNELS], layer[HEIGHT] * layer[WIDTH], layer[SIZE]
     for b in range(batch):
         for k in range(pixels):
@@ -425,7 +426,7 @@ def _geometry(layer, batch):  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def _convolve(layer, batch, w, memory, y, winners):  # type: ignore[no-untyped-def]
-    """Forward through a convolution, and unless ``winners`` is empty through its pooling and ReLU."""
+    """Forward through a convolution and, unless ``winners`` is empty, its pooling and ReLU."""
     outputs = layer[OUTPUTS]
     zeros = memory.dbias
     if layer[BIAS] < 0:
@@ -444,7 +445,7 @@ def _convolve(layer, batch, w, memory, y, winners):  # type: ignore[no-untyped-d
 
 @jit(fastmath={"contract"})
 def _squeeze(plane, size, channels, y):  # type: ignore[no-untyped-def]
-    """Copy ``size`` numbers, of each pixel the channels without what fills up a vector; also in place."""
+    """Copy ``size`` numbers: each pixel's channels, without the padding to whole vectors; also in place."""
     lanes = (channels + LANES - 1) // LANES * LANES
     for p in range(size // channels):
         for i in range(channels):
@@ -453,14 +454,14 @@ def _squeeze(plane, size, channels, y):  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def _plane(layer, batch):  # type: ignore[no-untyped-def]
-    """Sizes of what enters a BatchNorm."""
+    """Sizes of the inputs of a BatchNorm behind a convolution."""
     less = 2 * layer[PADDING] - layer[KERNEL] + 1
     return norm_kernels.Plane(batch, layer[HEIGHT] + less, layer[WIDTH] + less, layer[OUTPUTS])
 
 
 @jit(fastmath={"contract"})
 def _statistics(layer, groups, memory):  # type: ignore[no-untyped-def]
-    """Mean and variance of each channel, or of each sample's in so many ``groups``."""
+    """Mean and variance of each channel: one set; for a GroupNorm ``groups`` sets, one for each sample."""
     lanes = (layer[OUTPUTS] + LANES - 1) // LANES * LANES * groups
     at = layer[STATISTICS]
     return memory.statistics[at : at + lanes], memory.statistics[at + lanes : at + 2 * lanes]
@@ -468,7 +469,7 @@ def _statistics(layer, groups, memory):  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def _normalise_and_pool(layer, numbers, batch, w, running, memory):  # type: ignore[no-untyped-def]
-    """Forward through a BatchNorm behind a convolution, the pooling and the ReLU behind it."""
+    """Forward through the BatchNorm, the pooling and the ReLU behind a convolution."""
     plane, outputs = _plane(layer, batch), layer[OUTPUTS]
     mean, variance = _statistics(layer, 1, memory)
     norm_kernels.pooled(
@@ -487,7 +488,7 @@ def _normalise_and_pool(layer, numbers, batch, w, running, memory):  # type: ign
 
 @jit(fastmath={"contract"})
 def _run(layer, numbers, count, mean, variance, running):  # type: ignore[no-untyped-def]
-    """Move a BatchNorm's running statistics, of which the variance is unbiased."""
+    """Update a BatchNorm's running statistics; the running variance is the unbiased one."""
     unbiased = np.float32(count) / np.float32(count - 1)
     for o in range(layer[OUTPUTS]):
         m, v = layer[RUNNING_MEAN] + o, layer[RUNNING_VARIANCE] + o
@@ -556,14 +557,14 @@ def _multiply(layer, batch, w, acts, zeros):  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def _weights(layer, w):  # type: ignore[no-untyped-def]
-    """Those of a convolution, flat."""
+    """The weights of a convolution, flat."""
     many = layer[OUTPUTS] * layer[CHANNELS] * layer[KERNEL] * layer[KERNEL]
     return w[layer[WEIGHT] : layer[WEIGHT] + many]
 
 
 @jit(fastmath={"contract"})
 def _back_alone(layer, numbers, batch, need_input, w, memory, terms):  # type: ignore[no-untyped-def]
-    """Back through a convolution whose every output has a gradient, alone or behind its BatchNorm."""
+    """Back through a convolution all of whose outputs have a gradient: alone, or with a BatchNorm."""
     outputs, geometry, weights = layer[OUTPUTS], _geometry(layer, batch), _weights(layer, w)
     dy = memory.grads[layer[TO] :]
     if layer[KIND] == NORMED:
@@ -609,7 +610,7 @@ def _back_from_winners(layer, batch, need_input, w, memory, terms):  # type: ign
         memory.dbias[: layer[OUTPUTS]],
         memory.dpadded,
         need_input,
-        len(weights) > 0,  # a constant would be a type of its own, for which the kernel is compiled again
+        len(weights) > 0,  # Numba gives a constant another type, and would compile the kernel again
     )
     if need_input:
         row = layer[WIDTH] * channels

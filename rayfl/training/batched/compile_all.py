@@ -24,8 +24,8 @@ _TERMS = (
     (True, True, False),  # MTL
     (False, False, True),  # Sub-FedAvg
 )
-"""Whether a step has a target, an offset and a mask. Numba compiles each combination by itself, which is a
-fifth faster than one that asks for them; others are compiled when a method of a user's needs them."""
+"""Whether a step has a target, an offset and a mask. Numba compiles each combination separately, which is a
+fifth faster than one kernel that checks for them; others are compiled when a user's method needs them."""
 
 
 def compile_all() -> None:
@@ -57,8 +57,8 @@ def compile_all() -> None:
 
 
 def _train_a_client() -> None:
-    """All of a client's training, and forward passes, in a call each: compiled once for networks like LeNet-5
-    and MLPs, and once for all others that they cover."""
+    """Compile the kernels for all training of a client and for forward passes: once for networks like LeNet-5
+    and MLPs, and once for all other networks that these kernels support."""
     for model in MODELS["linear"](), _Tanh():
         spec = ModelSpec.of(model, (2,), 3, 0)
         training, work = CompiledTraining(spec, read(spec)), LocalWork(1, 1, 0.1)
@@ -75,7 +75,7 @@ class _Tanh(Model):
     layers: ClassVar[dict[str, tuple[str, ...]]] = {"first": ("0",), "last": ("2",)}
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """For vectors."""
+        """The network, for samples that are vectors."""
         return nn.Sequential(nn.Linear(shape[0], 2), nn.Tanh(), nn.Linear(2, classes))
 
 

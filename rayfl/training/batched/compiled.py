@@ -1,4 +1,4 @@
-"""Training and tests in one compiled call: which networks and work that is for, and what the call needs."""
+"""Training, and forward passes, in one compiled call: what is supported, and what the call needs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CompiledTraining:
         reading: its layers in training.
 
     Raises:
-        Unsupported: if a layer, their order or the loss is not among what the kernel knows.
+        Unsupported: if the kernel does not support a layer, the order of the layers, or the loss.
     """
 
     def __init__(self, spec: ModelSpec, reading: Reading) -> None:
@@ -51,7 +51,7 @@ class CompiledTraining:
         if not all(_is_small(row, _WINDOW) for row in self._layers):
             raise Unsupported("a convolution without a pooling behind it is large")
         self._numbers = np.array(table.numbers, np.float32)
-        self._needs_two = any(  # samples, for a variance
+        self._needs_two = any(  # a variance over samples needs two of them
             row[kernel.KIND] == kernel.BATCH_NORM and row[kernel.SIZE] == row[kernel.OUTPUTS]
             for row in self._layers
         )
@@ -60,9 +60,9 @@ class CompiledTraining:
         self._memory: dict[tuple[bool, bool], tuple[int, tuple[NDArray[np.int64], Memory]]] = {}
 
     def covers(self, work: LocalWork, terms: Terms, plan: StepPlan) -> bool:
-        """Whether it does this work, in these steps."""
+        """Whether it supports this work, in these steps."""
         if self._needs_two and (plan.counts == 1).any():
-            return False  # refused there
+            return False  # the layers then raise an error
         if plan.counts.sum(axis=0).max(initial=0) * sum(size for size, _ in self._dropouts) > _DRAWS:
             return False
         return not work.frozen and terms.guides is None and plan.places.shape[2] <= THIN
@@ -78,13 +78,16 @@ class CompiledTraining:
             work: what to do.
             models: contiguous.
             terms: of these clients.
-            alike: whether all rows of ``models`` are one.
+            alike: whether all rows of ``models`` are equal.
             samples: those of all clients, one after another, and their labels.
             generators: one for each client; needed for dropout.
 
         Returns:
             Their mean losses ``(C,)``, and the models after ``plan.snapshots`` steps; ``(0, P)`` if no
             epoch is to be kept.
+
+        Raises:
+            ValueError: if the samples or the labels do not fit the network.
         """
         x, y = samples
         clients, batch = plan.places.shape[1:]
@@ -138,7 +141,8 @@ class CompiledTraining:
     def _parts(
         self, plan: StepPlan, generators: Sequence[torch.Generator]
     ) -> Iterator[tuple[slice, NDArray[np.uint8] | None]]:
-        """The clients of each call, and what dropout keeps there: all at once, or with dropout each alone."""
+        """Yield the clients of each call and its dropout mask: all clients in one call, or with dropout one
+        client per call."""
         if not self._dropouts:
             yield slice(None), self._no_draws
             return
@@ -146,7 +150,7 @@ class CompiledTraining:
             yield slice(c, c + 1), self._draw(plan.counts[:, c], generator)
 
     def _draw(self, counts: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.uint8]:
-        """What the plain loop would draw for a client in passes over ``counts`` samples each."""
+        """The dropout mask that the plain loop would draw for a client's passes over ``counts`` samples."""
         found = np.empty(counts.sum() * sum(size for size, _ in self._dropouts), np.uint8)
         room = torch.empty(int(counts.max(initial=0)) * max(size for size, _ in self._dropouts))
         at = 0
@@ -158,7 +162,7 @@ class CompiledTraining:
         return found
 
     def _prepare(self, batch: int, moves: bool, looks_ahead: bool) -> tuple[NDArray[np.int64], Memory]:
-        """The network's table and memory for steps of up to ``batch`` samples, for the longest so far."""
+        """The network's table, and memory for ``batch`` samples or more; it grows with the longest batch."""
         known, found = self._memory.get((moves, looks_ahead), (0, None))
         if found is None or known < batch:
             velocity, ahead = (self.spec.P if needed else 0 for needed in (moves, looks_ahead))
@@ -168,36 +172,38 @@ class CompiledTraining:
 
 
 _WINDOW, _WINDOW_OF_TESTS, _OUTPUTS, _DENSE = 216, 640, 64, 1 << 20
-"""Inputs to a pixel of a convolution each of whose pixels has a gradient, up to which its training is
-compiled, or a forward pass, with at most so many outputs; and products of a sample up to which either is
-all the same (with K = 1, which is a matrix product, a quarter of that, whatever the inputs). Measured with 6
-to 48 channels, K = 3 and 5, images of 8 to 32 pixels and batches of 10 and 32: within these bounds 0.96 to
-5.9 times as fast as the library, above 0.6 to 1.2; forward passes 1.1 to 2.6, and above 0.7 to 1."""
+"""Bounds for a convolution in which each output pixel has a gradient.
+
+It is compiled if a pixel has at most ``_WINDOW`` inputs (``_WINDOW_OF_TESTS`` for forward passes) and
+``_OUTPUTS`` outputs, or if a sample takes at most ``_DENSE`` products. With K = 1, which is a matrix product,
+the only bound is a quarter of ``_DENSE``. Measured with 6 to 48 channels, K = 3 and 5, images of 8 to 32
+pixels and batches of 10 and 32: training is 0.96 to 5.9 times as fast as with the library within these
+bounds, and 0.6 to 1.2 times above them; forward passes are 1.1 to 2.6 and 0.7 to 1 times as fast."""
 
 _DRAWS = 1 << 26
-"""Numbers that dropout draws for a client up to which they are drawn before it trains, a byte each."""
+"""Largest number of dropout's draws for a client, which are drawn before it trains and take a byte each."""
 
 _TOGETHER = 10
-"""Samples that go through all layers before the next do: with more no network of those measured is faster."""
+"""Samples that go through all layers together; with more, none of the measured networks is faster."""
 
 _FEW, _MORE = 1 << 16, 1 << 20
-"""Weights of linear layers up to which forward passes of any number of samples are compiled, alone and behind
-a convolution, which gains two to five times. With more weights the library is faster: it reads them once."""
+"""Weights of linear layers up to which forward passes of any number of samples are compiled: in networks
+without convolutions, and with convolutions, which become two to five times as fast. With more weights the
+library is faster: it reads them once."""
 
 
 class CompiledForward:
     """Forward passes in one call of :func:`.client_kernel.outputs`.
 
-    A few samples at a time go through all layers, so that what lies between these stays in the core's cache:
-    LeNet-5 takes a quarter of the library's time. Many samples in large linear layers are left to the
-    library.
+    A few samples at a time go through all layers, so that the activations stay in the core's cache: LeNet-5
+    takes a quarter of the library's time. Many samples in large linear layers are left to the library.
 
     Args:
         spec: the model and its flat layout.
         reading: its layers in evaluation mode.
 
     Raises:
-        Unsupported: as :class:`CompiledTraining`, but for the loss.
+        Unsupported: as for :class:`CompiledTraining`, except that the loss does not matter.
     """
 
     def __init__(self, spec: ModelSpec, reading: Reading) -> None:
@@ -224,7 +230,7 @@ class CompiledForward:
         self._network, self._memory = _lay_out(rows, _TOGETHER, 0, 0)
 
     def covers(self, x: torch.Tensor) -> bool:
-        """Whether it takes these samples ``(n, ...)``, and is faster than the library."""
+        """Whether it supports these samples ``(n, ...)``, and is faster than the library."""
         takes = x.shape[1:] == self.spec.shape and x.dtype == torch.float32
         return takes and (self._always or len(x) <= THIN)
 
@@ -251,13 +257,13 @@ class CompiledForward:
 
 @dataclass(frozen=True)
 class _Fold:
-    """A BatchNorm with its running statistics as a factor and a summand of the convolution before it.
+    """Folds a BatchNorm with running statistics into the weights and bias of the convolution before it.
 
     Attributes:
         weight: where the convolution's weights are in a model's flat vector.
-        bias: where its bias is; None for none.
-        gamma, beta, mean, variance: where the BatchNorm's are. In place of beta comes the bias of both.
-        eps: its epsilon.
+        bias: where the convolution's bias is; None for none.
+        gamma, beta, mean, variance: where those of the BatchNorm are. Beta is replaced by the bias of both.
+        eps: epsilon of the BatchNorm.
     """
 
     weight: slice
@@ -270,7 +276,7 @@ class _Fold:
 
     @classmethod
     def of(cls, row: list[int], eps: float) -> _Fold:
-        """That of a layer."""
+        """The fold for the row of a layer."""
         outputs = row[kernel.OUTPUTS]
         weights = outputs * row[kernel.CHANNELS] * row[kernel.KERNEL] ** 2
         weight, bias = row[kernel.WEIGHT], row[kernel.BIAS]
@@ -280,7 +286,7 @@ class _Fold:
         return cls(slice(weight, weight + weights), known, gamma, beta, mean, variance, eps)
 
     def apply(self, model: torch.Tensor) -> None:
-        """Change a model ``(P,)``."""
+        """Fold the BatchNorm in a model ``(P,)``, in place."""
         scale = model[self.gamma] / torch.sqrt(model[self.variance] + self.eps)
         before = -model[self.mean] if self.bias is None else model[self.bias] - model[self.mean]
         model[self.weight].view(len(scale), -1).mul_(scale.unsqueeze(1))
@@ -288,8 +294,8 @@ class _Fold:
 
 
 def _tested(row: list[int]) -> list[int]:
-    """The row of a layer whose BatchNorm has become its bias, in place of beta, or takes its running
-    statistics."""
+    """The row of a layer in forward passes: a BatchNorm uses its running statistics, or is folded into its
+    convolution, whose bias is then in the place of beta."""
     changed = list(row)
     if row[kernel.KIND] == kernel.BATCH_NORM:
         changed[kernel.KIND] = kernel.KNOWN_NORM
@@ -299,7 +305,7 @@ def _tested(row: list[int]) -> list[int]:
 
 
 def _is_small(row: Sequence[int], window: int) -> bool:
-    """Whether a layer is no convolution each of whose pixels has a gradient, or a small one."""
+    """False for a convolution that is large, and each of whose output pixels has a gradient."""
     if row[kernel.KIND] not in (kernel.NORMED, kernel.PLAIN):
         return True
     size = row[kernel.CHANNELS] * row[kernel.KERNEL] ** 2
@@ -311,12 +317,12 @@ def _is_small(row: Sequence[int], window: int) -> bool:
 
 
 def _no_draws(rows: Sequence[Sequence[int]]) -> NDArray[np.uint8] | None:
-    """What the kernels are given where dropout draws nothing."""
+    """The kernels' ``draws`` without dropout: None if there are only the few kinds of layers, else empty."""
     return None if all(row[kernel.KIND] in kernel.FEW for row in rows) else np.empty(0, np.uint8)
 
 
 def _images(rows: Sequence[Sequence[int]]) -> kernel.Images:
-    """What enters the first layer."""
+    """The sizes of the first layer's input."""
     channels, size = max(1, rows[0][kernel.CHANNELS]), rows[0][kernel.SIZE]
     return kernel.Images(channels, size // channels)
 
@@ -325,12 +331,12 @@ class _Table:
     """A network's layers as rows of numbers, read one after another.
 
     Attributes:
-        rows: of each layer (:data:`.client_kernel.INTEGERS`), without places in memory.
-        numbers: of each layer, see :data:`.client_kernel.EPSILON`.
-        dropouts: of each dropout how many numbers of a sample it draws, and the probability of a zero.
+        rows: one for each layer (:data:`.client_kernel.INTEGERS` numbers), still without memory offsets.
+        numbers: four floats for each layer, see :data:`.client_kernel.EPSILON`.
+        dropouts: for each dropout, how many numbers it draws per sample, and the probability of a zero.
 
     Raises:
-        Unsupported: if a layer, or their order, is not among what the kernel knows.
+        Unsupported: if the kernel does not support a layer, or the order of the layers.
     """
 
     def __init__(self, spec: ModelSpec, reading: Reading) -> None:
@@ -339,7 +345,7 @@ class _Table:
         self.dropouts: list[tuple[int, float]] = []
         self._begins = {name: part.start for name, part in zip(spec.names, spec.slices, strict=True)}
         self._shapes = dict(zip(spec.names, spec.shapes, strict=True))
-        self._shape = tuple(spec.shape)  # of what enters the next layer
+        self._shape = tuple(spec.shape)  # of the next layer's input
         self._names = {id(leaf.layer): leaf.names for leaf in reading.leaves}
         self._read_all(reading.root.layers)
         if not self.rows or self.rows[-1][kernel.KIND] != kernel.LINEAR:
@@ -352,7 +358,7 @@ class _Table:
             self._read(left.pop(0), left)
 
     def _read(self, layer: layers.Layer, behind: list[layers.Layer]) -> None:
-        """Add a layer; those ``behind`` it that are part of it are removed."""
+        """Add a layer's row; layers that this row includes are removed from those ``behind`` it."""
         last = self.rows[-1] if self.rows else None
         match layer:
             case ConvPoolReLU():
@@ -393,7 +399,7 @@ class _Table:
                 raise Unsupported(f"{type(layer).__name__} here")
 
     def _add(self, kind: int, shape: tuple[int, ...]) -> list[int]:
-        """A row for a layer of which ``shape`` comes out."""
+        """Add a row for a layer whose output has this ``shape``; returns the row."""
         row = [0] * kernel.INTEGERS
         row[kernel.KIND] = kind
         row[kernel.SIZE], row[kernel.OUTPUT] = math.prod(self._shape), math.prod(shape)
@@ -407,19 +413,19 @@ class _Table:
         return row
 
     def _weigh(self, row: list[int], layer: layers.Layer) -> None:
-        """Say where a layer's weights and its bias are."""
+        """Enter into the row where a layer's weights and bias are."""
         names = self._names[id(layer)]
         row[kernel.WEIGHT] = self._begins[names["weight"]]
         row[kernel.BIAS] = self._begins[names["bias"]] if "bias" in names else -1
 
     def _convolve(self, kind: int, convolution: layers.Conv2d) -> list[int]:
-        """A convolution; its row."""
+        """Add a convolution; returns its row."""
         if len(self._shape) != 3:
             raise Unsupported(f"a convolution of {len(self._shape)} dimensions")
         outputs, channels, size, _ = self._shapes[self._names[id(convolution)]["weight"]]
         padding, sides = int(convolution.padding[0]), self._shape[1:]
         if THIN * channels * math.prod(side + 2 * padding for side in sides) >= 2**31:
-            raise Unsupported("its images are too large")  # winners are numbers of 32 bits
+            raise Unsupported("its images are too large")  # winners are 32-bit integers
         pixels = [side + 2 * padding - size + 1 for side in sides]
         if min(pixels) < 2:
             raise Unsupported("an image is too small")
@@ -434,7 +440,7 @@ class _Table:
         return row
 
     def _normalise(self, layer: layers.BatchNorm | layers.GroupNorm) -> None:
-        """A normalisation that is a layer of its own."""
+        """Add a normalisation that is not part of a convolution's row."""
         row = self._add(kernel.BATCH_NORM, self._shape)
         row[kernel.OUTPUTS] = self._shape[0]
         if isinstance(layer, layers.GroupNorm):
@@ -442,7 +448,7 @@ class _Table:
         self._map(row, layer)
 
     def _map(self, row: list[int], norm: layers.BatchNorm | layers.GroupNorm) -> None:
-        """Say where a normalisation's parameters and statistics are, and its numbers."""
+        """Enter where a normalisation's parameters and statistics are, and its epsilon and momentum."""
         names = self._names[id(norm)]
         if "weight" not in names or "bias" not in names:
             raise Unsupported("a normalisation without weights")
@@ -454,7 +460,7 @@ class _Table:
             self.numbers[-1][kernel.MOMENTUM] = norm.momentum
 
     def _branch(self, layer: layers.Residual) -> None:
-        """A skip connection: ``OTHER`` says for now in which row its other end is."""
+        """Add a skip connection; ``OTHER`` is the row of its other end until :func:`_lay_out`."""
         begin, shape = len(self.rows), self._shape
         first = self._add(kernel.BRANCH, shape)
         self._read_all(layer.inner.layers)
@@ -464,19 +470,19 @@ class _Table:
         self._add(kernel.JOIN, shape)[kernel.OTHER] = begin
 
     def _activate(self, name: str, slope: float = 0.0) -> None:
-        """A function of single numbers."""
+        """Add an elementwise activation."""
         if name not in _FUNCTIONS:
             raise Unsupported(f"{name} here")
         self._add(kernel.ACTIVATION, self._shape)[kernel.FUNCTION] = _FUNCTIONS[name]
         self.numbers[-1][kernel.SLOPE] = slope
 
     def _pool(self, kind: int, layer: layers.MaxPool2d | layers.AvgPool2d) -> None:
-        """A pooling whose windows do not overlap, nor leave the image."""
+        """Add a pooling whose windows neither overlap nor leave the image."""
         if layer.stride != layer.kernel or layer.ceil or len(self._shape) != 3:
             raise Unsupported("a pooling whose windows overlap or leave the image")
         channels, *sides = self._shape
         pooled = [side // window for side, window in zip(sides, layer.kernel, strict=True)]
-        if min(pooled) < 1 or THIN * math.prod(self._shape) >= 2**31:  # winners are numbers of 32 bits
+        if min(pooled) < 1 or THIN * math.prod(self._shape) >= 2**31:  # winners are 32-bit integers
             raise Unsupported("an image is too small or too large")
         row = self._add(kind, (channels, *pooled))
         row[kernel.ROWS], row[kernel.COLUMNS] = layer.kernel
@@ -490,11 +496,11 @@ _FUNCTIONS = {
     "elu": activation_kernels.ELU,
     "silu": activation_kernels.SILU,
 }
-"""By what :class:`.layers.Activation` calls them."""
+"""The kernels' functions, by their names in :class:`.layers.Activation`."""
 
 
 def _norm_before_pooling(conv: layers.Conv2d, behind: Sequence[layers.Layer]) -> layers.BatchNorm | None:
-    """The BatchNorm behind a convolution, if a pooling that the kernels know and a ReLU come next."""
+    """The BatchNorm after a convolution, if a supported pooling and a ReLU follow it; else None."""
     match behind[:3]:
         case [layers.BatchNorm() as norm, layers.MaxPool2d() as pool, layers.ReLU()]:
             return norm if ConvPoolReLU.supports(conv, pool) else None
@@ -504,11 +510,11 @@ def _norm_before_pooling(conv: layers.Conv2d, behind: Sequence[layers.Layer]) ->
 def _lay_out(
     rows: Sequence[Sequence[int]], batch: int, velocity: int, ahead: int
 ) -> tuple[NDArray[np.int64], Memory]:
-    """The table with places in memory, and the memory."""
+    """The table with memory offsets, and the memory."""
     network = np.array(rows, np.int64)
     acts = padded = winners = most = dweight = dbias = planes = statistics = dplane = dinput = 0
     for layer in network:
-        # Vectors reach beyond the last window, and the second of two outputs beyond the last column.
+        # Room for vectors beyond the last window, and for the second of two outputs beyond the last column.
         beyond = LANES + 4 * int(layer[kernel.CHANNELS])
         layer[kernel.FROM] = acts
         acts += batch * int(layer[kernel.SIZE]) + beyond

@@ -13,12 +13,12 @@ are K * channels consecutive floats. Everything is then a product of a scalar wi
 - weights, for each winner: ``dw[row of a window] += g * x[row of a window]``;
 - input, for each winner: ``dx[row of a window] += g * w[row of a window]``.
 
-The vectors are explicit (:mod:`.vectors`): sums stay in registers over a whole window. They run in the same
-order whatever the number of clients in a call or the width of the machine's registers.
+The vectors are explicit (:mod:`.vectors`): sums stay in registers over a whole window. Their order depends
+neither on the number of clients in a call nor on the width of the machine's registers.
 
-Without a pooling behind it, or before a normalisation (:mod:`.norm_kernels`), the forward pass writes what
-the convolution alone returns, and every window has a gradient: :func:`weight_gradient` sums over all of them,
-and :func:`input_gradient` is a convolution of its own.
+For a convolution without pooling, or before a normalisation (:mod:`.norm_kernels`), the forward pass writes
+the outputs of the convolution alone, and every window has a gradient: :func:`weight_gradient` sums over all
+windows, and :func:`input_gradient` is itself a convolution.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def forward(
         geometry: the sizes.
         padded: receives the samples with their padding; longer than that by LANES + 4 * channels.
         y: receives ``relu(maximum)``: ``(C, B, pooled height, pooled width, outputs)``; longer by LANES. If
-            ``winner`` is empty, what the convolution returns, ``(C, B, tall, wide, lanes)``: at least 2 by 4
-            pixels, and of each the outputs, filled up to whole vectors by what is not read.
-        winner: receives where in ``padded`` the winning window of each output begins, or -1; longer likewise.
+            ``winner`` is empty, the convolution's outputs ``(C, B, tall, wide, lanes)``: at least 2 by 4
+            pixels; the outputs of each pixel are padded to whole vectors with values that are not read.
+        winner: receives where in ``padded`` the winning window of each output begins, or -1; longer by LANES.
     """
     clients, batch, channels, height, width, outputs, kernel, padding = geometry
     rows, row = height + 2 * padding, (width + 2 * padding) * channels
@@ -91,7 +91,7 @@ def forward(
                 padded[start : start + rows * row] = 0
             for r in range(height):
                 to, of = start + (r + padding) * row + padding * channels, (s * height + r) * width * channels
-                for k in range(width * channels):  # an assignment of slices compiles for three seconds more
+                for k in range(width * channels):  # to assign slices takes three seconds more to compile
                     padded[to + k] = x[of + k]
             for p in range(pooled_height if pools else (tall + 1) // 2):
                 # Two outputs at a time: eight sums fill the multipliers' pipelines and fit into registers. An
@@ -102,7 +102,7 @@ def forward(
                     window = start + top * row + left * channels
                     at = ((s * pooled_height + p) * pooled_width + q) * outputs
                     pixel = ((s * tall + top) * wide + left) * lanes
-                    # The last lanes may reach into the next pixel: from back to front, it is written later.
+                    # From back to front: the last lanes may reach into the next pixel, written later.
                     for lane in range(lanes - LANES, -1, -LANES):
                         a00 = a01 = a10 = a11 = b00 = b01 = b10 = b11 = load(b, lane)
                         tap = lane
@@ -162,8 +162,8 @@ def backward(
         geometry: the sizes.
         dweight: receives the gradients of the weights, shaped as they are, if ``need_weight``.
         dbias: receives those of the biases.
-        dpadded: receives those of ``padded`` if ``need_input``; as long.
-        need_input, need_weight: whether they are wanted.
+        dpadded: receives those of ``padded`` if ``need_input``; of the same length.
+        need_input, need_weight: whether these gradients are needed.
     """
     clients, batch, channels, height, width, outputs, kernel, padding = geometry
     rows, row = height + 2 * padding, (width + 2 * padding) * channels
@@ -177,12 +177,12 @@ def backward(
     zero = splat(np.float32(0))
     for c in range(clients):
         if need_input:
-            # Lanes beyond the window add zeros, the last of a client's even to the next client's first
-            # sample: whatever zero times a gradient that is not finite left there is cleared now.
+            # Lanes beyond the window add zeros, those of a client's last window even to the next client's
+            # first sample. If a gradient was not finite they added NaN, which is cleared here.
             dpadded[c * batch * rows * row : (c + 1) * batch * rows * row] = 0
         for o in range(outputs):
-            # Pixels outside, samples inside: windows that overlap should not follow each other, because a
-            # load that overlaps a store still under way waits for it.
+            # The outer loop is over pixels, the inner one over samples: overlapping windows should not follow
+            # each other, because a load that overlaps a store still under way waits for it.
             count = 0
             for p in range(pixels):
                 at = (c * batch * pixels + p) * outputs + o
@@ -254,7 +254,7 @@ def backward(
 
 @jit(fastmath={"contract"})
 def weight_gradient(dy, padded, geometry, dweight, dbias):  # type: ignore[no-untyped-def]
-    """Gradients of the parameters of one client from those of a convolution alone. All arrays are flat.
+    """Gradients of one client's parameters from those of the convolution's outputs. All arrays are flat.
 
     Args:
         dy: gradients ``(B, tall, wide, outputs)``; longer by LANES.
@@ -269,7 +269,7 @@ def weight_gradient(dy, padded, geometry, dweight, dbias):  # type: ignore[no-un
     size = kernel * channels
     zero, one = splat(np.float32(0)), splat(np.float32(1))
     sums = np.empty(8 * LANES, np.float32)
-    for lane in range(0, outputs, LANES):  # lanes beyond the last output are the next pixel's, and not read
+    for lane in range(0, outputs, LANES):  # lanes beyond the last output belong to the next pixel: not used
         many = min(LANES, outputs - lane)
         total = zero
         for p in range(batch * tall * wide):
@@ -314,15 +314,15 @@ def weight_gradient(dy, padded, geometry, dweight, dbias):  # type: ignore[no-un
 
 @jit(fastmath={"contract"})
 def input_gradient(dy, weight, geometry, padded, dx):  # type: ignore[no-untyped-def]
-    """Gradients of the inputs of one client from those of a convolution alone: those, padded, convolved with
-    the weights, turned around. All arrays are flat.
+    """Gradients of one client's inputs: those of the outputs, padded, convolved with the flipped weights. All
+    arrays are flat.
 
     Args:
-        dy: gradients ``(B, tall, wide, outputs)``.
+        dy: gradients of the outputs ``(B, tall, wide, outputs)``.
         weight: ``(outputs, channels, K, K)``.
-        geometry: the sizes, with less padding than K; at least 2 by 4 pixels go in.
+        geometry: the sizes; padding is less than K, and images have at least 2 by 4 pixels.
         padded: room for ``dy`` with a padding of ``K - 1 - padding``; longer by LANES + 4 * outputs.
-        dx: receives ``(B, height, width, lanes)``: of each pixel the channels, filled up to whole vectors.
+        dx: receives ``(B, height, width, lanes)``: the channels of each pixel, padded to whole vectors.
     """
     _, batch, channels, height, width, outputs, kernel, padding = geometry
     turned = np.empty(outputs * channels * kernel * kernel, np.float32)

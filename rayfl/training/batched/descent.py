@@ -1,4 +1,4 @@
-"""A step of SGD of some of a client's weights, compiled by Numba for the CPU."""
+"""An SGD step for some of a client's weights, compiled by Numba for the CPU."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ class Step(NamedTuple):
 
 @jit(fastmath={"contract"})
 def descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
-    """One step of SGD along ``dy^T x``, two rows of weights at a time, which stay in the cache until their
-    last sample.
+    """One step of SGD along ``dy^T x``. Two rows of weights at a time stay in the cache through all samples.
 
     Args:
         at: where the layer's weights begin.
@@ -76,7 +75,7 @@ def descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def descend(at, gradient, size, terms):  # type: ignore[no-untyped-def]
-    """One step of SGD of ``size`` weights from ``at`` on along a gradient."""
+    """One step of SGD along a gradient, for ``size`` weights from ``at`` on."""
     moving = len(terms.velocity) > 0
     if moving or terms.decay != 0 or len(terms.offset):
         _before(at, size, terms)
@@ -90,9 +89,9 @@ def descend(at, gradient, size, terms):  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def _before(at, size, terms):  # type: ignore[no-untyped-def]
-    """What a step adds besides the gradient: to the velocity, or else to the weights.
+    """Add a step's terms other than the gradient to the velocity or, without momentum, to the weights.
 
-    Both have loops of their own. If one loop took either, the array that is read could be the one that is
+    The two cases have separate loops. In a common loop the array that is read could be the one that is
     written, and LLVM would not vectorise it.
     """
     velocity, target, decay, rate = terms.velocity, terms.target, terms.decay, terms.rate

@@ -1,8 +1,8 @@
 """Dropout under ``torch.func``: every client draws what it would draw alone, before the forward pass.
 
-``torch.func`` has one generator for all clients, whose draws would depend on who trains together. So a
-rehearsal lists what a forward pass draws; before each step these numbers are drawn for each client from a
-generator of its own, in the order of the plain loop; the forward pass finds them where it would have drawn.
+``torch.func`` has one generator for all clients, whose draws would depend on which clients train together. So
+a rehearsal lists what a forward pass draws. Before each step these numbers are drawn for each client from its
+own generator, in the order of the plain loop, and the forward pass uses them where it would have drawn.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Draw(NamedTuple):
     Attributes:
         shape: of a sample's numbers.
         p: probability that one is zero.
-        order: the dimensions ``(B, *shape)`` from outer to inner, as they lie in memory: so PyTorch draws.
+        order: the dimensions ``(B, *shape)`` from outer to inner in memory, the order in which PyTorch draws.
     """
 
     shape: tuple[int, ...]
@@ -40,13 +40,13 @@ class Draw(NamedTuple):
 
 
 class Dropout(TorchFunctionMode):
-    """While it is entered, dropout multiplies by factors that it is given.
+    """While this mode is active, dropout multiplies by given factors.
 
-    It knows the functions of ``torch.nn.functional`` for elements and whole channels, and the dropout of
+    It covers the functions of ``torch.nn.functional`` for elements and whole channels, and the dropout of
     attention weights, also in ``nn.MultiheadAttention`` and PyTorch's transformers.
 
     Args:
-        factors: of a dropout's shape (with samples), p and order: zeros, and 1 / (1 - p).
+        factors: function of a dropout's shape (with samples), p and order; returns zeros and 1 / (1 - p).
     """
 
     def __init__(self, factors: Callable[[tuple[int, ...], float, tuple[int, ...]], torch.Tensor]) -> None:
@@ -110,8 +110,8 @@ class Dropout(TorchFunctionMode):
     def _multi_head(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, num_heads: int, **other: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What ``nn.MultiheadAttention`` computes of ``(words, B, width)``; its function calls the attention
-        where no mode sees it.
+        """Compute what ``nn.MultiheadAttention`` does for ``(words, B, width)``; its own function calls the
+        attention where a mode cannot intercept it.
         """
         rare = ("bias_k", "add_zero_attn", "static_k", "static_v", "use_separate_proj_weight")
         if query.dim() != 3 or any(other[name] is not None and other[name] is not False for name in rare):
@@ -159,14 +159,14 @@ def _weights(
 
 
 def _as_numbers(mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-    """A mask of ``nn.MultiheadAttention``, in which True hides, as numbers to add."""
+    """A mask of ``nn.MultiheadAttention``, in which True excludes a key, as numbers to add to the scores."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -math.inf)
 
 
 def _probability(args: Sequence[Any], given: dict[str, Any]) -> float:
-    """The ``dropout_p`` of a call of ``scaled_dot_product_attention``."""
+    """The ``dropout_p`` in a call of ``scaled_dot_product_attention``."""
     return float(args[4] if len(args) > 4 else given.get("dropout_p", 0.0))
 
 
@@ -183,7 +183,7 @@ def rehearsed(samples: int, found: list[Draw]) -> Dropout:
 
 
 def given(factors: Iterable[torch.Tensor]) -> Dropout:
-    """A mode that takes these, one after another."""
+    """A mode in which dropouts take these factors, one after another."""
     left = iter(factors)
     return Dropout(lambda shape, p, order: next(left))
 
@@ -191,7 +191,7 @@ def given(factors: Iterable[torch.Tensor]) -> Dropout:
 def drawn(
     draws: Sequence[Draw], clients: int, rows: int, step: Step, like: torch.Tensor
 ) -> list[torch.Tensor]:
-    """The factors of a step, ``(C, B, *shape)`` each, of C clients and B rows; those of padding are zero."""
+    """Draw the factors of a step, ``(C, B, *shape)`` each, for C clients and B rows; 0 for padding."""
     factors = [torch.zeros((clients, rows, *draw.shape), device=like.device) for draw in draws]
     for client in range(clients):
         count = rows if step.lengths is None else step.lengths[client]

@@ -37,18 +37,19 @@ class BatchedEngine:
         spec: the model and its flat layout.
         batches: where samples come from.
         seed: the run's seed.
-        network: how a step of many clients is taken.
-        clients_per_call: how many train together; None chooses by the size of the model and of what a step
-            reads and writes beside it.
-        precision: what is asked for; ``network`` decides how it computes.
+        network: takes the steps of many clients; None for a :class:`.BatchedNetwork`.
+        clients_per_call: how many train together; None chooses by the size of the model and of the other
+            vectors that a step reads and writes.
+        precision: the requested one; a given ``network`` decides how it computes.
 
     Attributes:
         recorded: recordings of steps; None if all steps are run from Python.
-        compiled: trains what it covers in one call; None if the network is not among that, or on a GPU.
-        forward: tests models.
+        compiled: trains the work that it covers in one call; None if it does not support the network, or on
+            a GPU.
+        forward: computes the outputs of models for tests.
 
     Raises:
-        Unsupported: for models that the batched layers do not cover, and for reduced precision in these.
+        Unsupported: for models that the batched layers do not cover, and for reduced precision with these.
     """
 
     def __init__(
@@ -82,14 +83,14 @@ class BatchedEngine:
         """From now on, record each kind of step that recurs, and replay it.
 
         Raises:
-            Unsupported: if the network draws random numbers: every client has a generator of its own.
+            Unsupported: if the network draws random numbers: every client has its own generator.
         """
         if self.network.draws:
             raise Unsupported("each client draws random numbers of its own")
         self.recorded, self.compiled = RecordedSteps(recorder, self.batches.device), None
 
     def one_by_one(self, clients: int) -> bool:
-        """Whether their models are so large that calls are of one client."""
+        """Whether models are so large that a call trains one client."""
         return self.clients_per_call == 1
 
     def train(
@@ -105,7 +106,7 @@ class BatchedEngine:
         :meth:`LoopEngine.train`.
         """
         terms.check(start)
-        self.spec.frozen(work.frozen)  # a wrong one is no fault of a client's
+        self.spec.frozen(work.frozen)  # raises here: an invalid setting is not the failure of a client
         if terms.guides is not None:
             terms.guides.check(self.module)
         on_device = replace(
@@ -135,7 +136,7 @@ class BatchedEngine:
         return result
 
     def _in_a_call(self, block: _Block, left: int) -> int:
-        """How many of the clients that are left train next; it depends on settings and models alone."""
+        """How many of the clients that are left the next call trains; does not depend on timings."""
         work, terms, most = block.work, block.terms, self.clients_per_call
         own_target = bool(work.proximal) and (block.start.stride(0) != 0 or terms.mask is not None)
         vectors = 1.0 + own_target + (terms.offset is not None) + 0.25 * (terms.mask is not None)
@@ -249,7 +250,7 @@ class BatchedEngine:
         result.losses[rows], result.steps[rows] = means, plan.totals
 
     def _generators(self, block: _Block, clients: NDArray[np.integer]) -> list[torch.Generator]:
-        """What dropout and the like draw is keyed per client and round, as in the plain loop."""
+        """Generators for dropout and the like, seeded by client and round as in the plain loop."""
         when, device = moment(block.round, block.work.phase), self.batches.device
         return [
             torch.Generator(device=device).manual_seed(key(self.seed, "train", *when, c) >> 1)
@@ -265,7 +266,7 @@ class BatchedEngine:
         plan: StepPlan,
         where: torch.Tensor,
     ) -> NDArray[np.float64]:
-        """Train the C clients whose models the network holds; their mean losses ``(C,)``."""
+        """Train the C clients whose models the network holds; returns their mean losses ``(C,)``."""
         device, network, work = self.batches.device, self.network, block.work
         once = plan.passes == 1  # then the samples are fetched in the order of the only step
         if once:

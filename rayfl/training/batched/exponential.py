@@ -1,4 +1,4 @@
-"""Exponentials that a compiled loop computes for many numbers at once: Numba has none for vector units."""
+"""Exponentials that a compiled loop can compute for several numbers at once, unlike Numba's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayfl.training.batched.jit import jit
 _HALF, _ONE, _TWO = np.float32(0.5), np.float32(1), np.float32(2)
 
 # e^x = 2^n e^r with n = round(x / ln 2) and r = x - n ln 2, in two parts so that nothing is lost; e^r by the
-# polynomial of Cephes (Moshier 1984, expf), which is right to 1e-7.
+# polynomial of Cephes (Moshier 1984, expf), which is accurate to 1e-7.
 _PER_LN2 = np.float32(1.44269504088896341)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _C5, _C4, _C3 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)

@@ -16,7 +16,7 @@ from rayfl.training.batched.vectors import LANES
 from rayfl.training.device import on_gpu
 
 LARGEST_WINDOW = 256
-"""Convolutions with more inputs to a pixel (``channels * K * K``) stay with the library: from about
+"""Convolutions with more inputs to an output pixel (``channels * K * K``) are left to the library: from about
 400 on, where arithmetic dominates, the library is as fast or faster."""
 
 
@@ -68,7 +68,7 @@ class ConvPoolReLU(Layer):
         self._geometry = conv_kernels.Geometry(
             clients, batch, channels, height, width, outputs, kernel, padding
         )
-        # Vectors reach beyond the last window, and the second of two outputs beyond the last column.
+        # Room for vectors beyond the last window, and for the second of two outputs beyond the last column.
         self._padded = self._buffer("padded", padded + LANES + 4 * channels, np.float32)
         size = clients * batch * pooled[0] * pooled[1] * outputs
         y = self._buffer("y", size + LANES, np.float32)
@@ -131,7 +131,7 @@ class ConvPoolReLU(Layer):
 
 
 def fuse(layers: Sequence[Layer]) -> list[Layer]:
-    """The layers of a chain with each convolution, pooling and ReLU that the kernels support made one."""
+    """Replace each convolution, pooling and ReLU in a chain that the kernels support by one layer."""
     result: list[Layer] = []
     for layer in layers:
         result.append(layer)
@@ -154,5 +154,5 @@ def _flat(tensor: torch.Tensor) -> NDArray[np.float32]:
 
 
 def _channels_last(x: torch.Tensor) -> NDArray[np.float32]:
-    """Flat with channels last, of ``(C, B, channels, height, width)``; copied only if they are not."""
+    """Images ``(C, B, channels, height, width)`` as a flat array, channels last; copied only if needed."""
     return _flat(x.permute(0, 1, 3, 4, 2).contiguous())

@@ -4,14 +4,15 @@ A step of small models is dozens of kernels that run for a few microseconds each
 takes longer than that. A CUDA graph starts all kernels of a step at once. It is a recording: the same kernels
 on the same addresses, and none of the Python around them. So
 
-- whatever steps read and write besides their own scratch (models, velocities, samples, weights, losses)
-  lies at fixed addresses (:class:`FixedMemory`), where a call of the engine moves it before its first step;
+- everything that steps read and write except for their own scratch (models, velocities, samples, weights,
+  losses) lies at fixed addresses (:class:`FixedMemory`); a call of the engine moves it there before its first
+  step;
 - numbers that Python hands to kernels, such as the learning rate, and all shapes belong to the *kind* of
   the step, and each kind has a recording of its own. Ragged clients need no more than that: the engine
   narrows the models to the clients that still train, the first so many rows of the same memory.
 
-A kind that comes up is run as it is a few times (which also sets the libraries up), then recorded. All that
-recordings have in common is fixed memory, so they may be replayed in any order and share their scratch.
+A new kind is first run a few times without recording (which also sets the libraries up), then recorded.
+Recordings have only the fixed memory in common, so they may be replayed in any order and share their scratch.
 
 A :class:`Recorder` does the recording; the rest is independent of CUDA and is tested on a CPU.
 """
@@ -41,7 +42,7 @@ _Kind = tuple[Hashable, ...]
 
 
 class Unrecordable(Exception):
-    """A step could not be recorded, in a line."""
+    """A step could not be recorded; the message is one line."""
 
 
 class Recorder(Protocol):
@@ -51,14 +52,14 @@ class Recorder(Protocol):
         """Run the function where it will be recorded."""
 
     def record(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Record what the function does, without doing it; the result does it.
+        """Record what the function does, without executing it; returns a function that replays it.
 
         Raises:
             Exception: any error raised during capture.
         """
 
     def forget(self) -> None:
-        """All recordings are about to go, and none will be replayed."""
+        """Called before all recordings are dropped: none of them will be replayed."""
 
 
 class CudaRecorder:
@@ -74,7 +75,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def forget(self) -> None:
-        """Wait for the last replay, and begin a new pool: one ends with its last graph."""
+        """Wait for the last replay, and begin a new pool: a pool ends with its last graph."""
         torch.cuda.synchronize(self._device)
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -90,13 +91,13 @@ class CudaRecorder:
         """Capture a graph; its replay goes to the stream that is current then."""
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         try:
-            # thread_local: what other threads of the process do with CUDA is not our business.
+            # thread_local: what other threads of the process do with CUDA does not end the capture.
             with torch.cuda.graph(
                 graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             ):
                 function()
         finally:
-            torch.cuda.set_stream(current)  # a capture that fails in the end leaves its own
+            torch.cuda.set_stream(current)  # a capture that fails at its end leaves its own stream current
         return graph.replay
 
 
@@ -104,10 +105,10 @@ class FixedMemory:
     """Named tensors whose addresses stay the same as long as they do not grow.
 
     Args:
-        device: where.
+        device: where the tensors are.
 
     Attributes:
-        moves: how often one was allocated, for the first time or because it grew.
+        moves: how often a tensor was allocated, for the first time or because it grew.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -116,7 +117,7 @@ class FixedMemory:
         self.moves = 0
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor of this shape from the first address on, to be written."""
+        """A tensor of this shape at the fixed address of ``name``, to be written."""
         size, flat = math.prod(shape), self._flat.get(name)
         if flat is None or len(flat) < size or flat.dtype != dtype:
             self._flat.pop(name, None)  # before a larger one takes its place
@@ -140,7 +141,7 @@ class RecordedSteps:
     """Takes the steps of a network from recordings, which it makes as kinds of steps come up again.
 
     Args:
-        recorder: how.
+        recorder: makes the recordings.
         device: where the network is.
 
     Attributes:
@@ -171,8 +172,8 @@ class RecordedSteps:
             network: holds their models.
             work: the Python arguments that all of their steps share.
             clients: their number, C.
-        width: the largest number of samples of one client in a step.
-        x, y: all their samples ``(n, ...)`` and targets ``(n,)``.
+            width: the largest number of samples of one client in a step.
+            x, y: all their samples ``(n, ...)`` and targets ``(n, ...)``.
         """
         memory, before = self._memory, self._memory.moves
         network.move(memory.copy)
@@ -201,12 +202,12 @@ class RecordedSteps:
             network: holds their models; narrowed and prepared.
             kind: Python arguments of this step alone, such as a decaying learning rate.
             x, y: all samples and targets.
-            at: those of this step, ``(C * B,)``; None for all in order.
+            at: rows of the samples of this step, ``(C * B,)``; None for all in order.
             weights: ``(C, B)``.
             counts: ``(C,)``; None if all B rows are samples.
 
         Returns:
-            The losses ``(C,)``, until the next step.
+            The losses ``(C,)``, valid until the next step.
 
         Raises:
             Unrecordable: if the step cannot be recorded; the models are then invalid.

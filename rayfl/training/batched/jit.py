@@ -2,7 +2,7 @@
 
 Numba's own cache compares the source of the kernel that is called with the cached one, but not the sources of
 the kernels that it calls in turn, whose code is compiled into it: after an upgrade that changes only these it
-would go on running the old code. Here a change of any kernel's source makes another cache.
+would go on running the old code. Here a change in any kernel's source leads to another cache folder.
 """
 
 from __future__ import annotations
@@ -87,13 +87,13 @@ class _VerifiedFile(IndexDataCacheFile):  # type: ignore[misc]
             with open(self._index_path, "rb") as file:
                 version = pickle.load(file)
                 stamp, overloads = _verified(file.read())
-        except Exception:  # there is none, or pickle meets any bytes
+        except Exception:  # there is no file, or it is damaged: not a pickle
             return {}
         return dict(overloads) if (version, stamp) == (self._version, self._source_stamp) else {}
 
     def _load_data(self, name: str) -> Any:
         with open(self._data_path(name), "rb") as file:
-            return _verified(file.read())  # an OSError is taken for a file that is gone
+            return _verified(file.read())  # Numba treats an OSError as a missing file
 
     def save(self, key: Any, data: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk, a home that became read-only
@@ -111,7 +111,7 @@ def _by_one_process(compile_for: Callable[[Any], Any], lock: Path) -> Callable[[
     """Let one process compile a function, and the others on the machine take it from the cache."""
 
     def compile_once(signature: Any) -> Any:
-        with global_compiler_lock, _held(lock):  # in the order in which Numba would take a second one
+        with global_compiler_lock, _held(lock):  # in this order: kernels compile others under Numba's lock
             return compile_for(signature)
 
     return compile_once
@@ -119,7 +119,7 @@ def _by_one_process(compile_for: Callable[[Any], Any], lock: Path) -> Callable[[
 
 @contextlib.contextmanager
 def _held(path: Path) -> Iterator[None]:
-    """Hold a lock, unless that takes too long or is impossible: it saves work, nothing depends on it."""
+    """Hold a lock, unless that takes too long or is impossible; it only saves work."""
     lock = FileLock(path)
     with contextlib.suppress(OSError, NotImplementedError, Timeout):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def _held(path: Path) -> Iterator[None]:
 
 
 def jit(*, fastmath: bool | set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile for the types it is called with, at the first call, and keep the result on disk if possible.
+    """Decorator that compiles a function at its first call with new types, and caches the code on disk.
 
     Args:
         fastmath: let sums be reordered for vector units, and NaN be ignored; or names of LLVM's flags:

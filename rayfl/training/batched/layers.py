@@ -1,8 +1,8 @@
 """Layers whose leading dimension is the client, with hand-written backward passes that apply the update.
 
-Shapes: C clients, B samples of each in a step, then the layer's own. A step may hold fewer than B samples of
-a client: the rest of its rows is padding, whose gradients are zero (the loss sees to it, and BatchNorm,
-the only layer whose samples see each other, leaves padding out).
+Shapes: C clients, B samples of each in a step, then the layer's dimensions. A step may hold fewer than B
+samples of a client: the rest of its rows is padding, whose gradients are zero (the loss gives padding the
+weight 0, and BatchNorm, the only layer whose samples depend on each other, leaves padding out).
 
 Each layer keeps what its backward pass needs between :meth:`Layer.forward` and :meth:`Layer.backward`;
 ``backward`` returns the gradient with respect to the input *before* it changes its parameters.
@@ -25,24 +25,24 @@ from rayfl.training.device import on_gpu
 _aten = torch.ops.aten
 
 _SMALL_CONVOLUTION = 1 << 15
-"""Outputs of a client's convolution up to which one operation for all clients is faster than one of the
-library's for each: with BatchNorm 2.4 times for ten samples of 16 x 8 x 8."""
+"""Outputs of a client's convolution up to which one operation for all clients is faster than one library call
+for each: with BatchNorm 2.4 times as fast for ten samples of 16 x 8 x 8."""
 
 _CACHED = 1 << 20
-"""Such numbers of all clients above which it is not: they no longer stay in the cache."""
+"""Such outputs of all clients together above which it is not: they no longer fit in the cache."""
 
 Pair = tuple[int, int]
-"""Of the height and the width of an image."""
+"""A setting for the height and one for the width of an image."""
 
 
 @dataclass
 class Step:
-    """What layers are told about the current step.
+    """What layers need to know about the current step.
 
     Attributes:
         generators: one for each client, for layers that draw random numbers (empty if there are none).
         counts: samples of each client in this step ``(C,)`` int64, or None if all B rows are samples.
-        lengths: the same counts as Python numbers (None likewise).
+        lengths: the same counts as Python numbers; None also in a recorded step.
     """
 
     generators: Sequence[torch.Generator]
@@ -58,11 +58,11 @@ class Layer:
     input is not needed, there is no backward pass."""
 
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
-        """Take the layer's parameters and buffers ``(C, ...)``, by what the layer calls them."""
+        """Take the layer's parameters and buffers ``(C, ...)``, by their names in the layer."""
         self.learns = any(not parameter.frozen for parameter in parameters.values())
 
     def settle(self) -> None:
-        """Find out what learns, once the layers in it have their parameters."""
+        """Set :attr:`learns` of a layer that contains layers, once these have their parameters."""
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Output ``(C, B, ...)`` of input ``(C, B, ...)``."""
@@ -105,7 +105,7 @@ class Linear(Layer):
 
 
 class Conv2d(Layer):
-    """Convolution: one call a client on a CPU; one grouped call for all on a GPU, and for small images."""
+    """Convolution: one call per client on a CPU; one grouped call for all on a GPU, and for small images."""
 
     def __init__(
         self, stride: Pair, padding: Pair, dilation: Pair, groups: int, channels: int, kernel: Pair
@@ -167,13 +167,13 @@ class Conv2d(Layer):
         return dx
 
     def _outputs(self, x: torch.Tensor) -> int:
-        """How many numbers it makes of the samples ``(B, channels, height, width)`` of a client."""
+        """Number of outputs for the samples ``(B, channels, height, width)`` of a client."""
         sizes = zip(x.shape[3:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
         sides = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes]
         return int(x.shape[1] * self.weight.value.shape[1] * sides[0] * sides[1])
 
     def _wanted(self) -> tuple[bool, bool]:
-        """Whether the gradients of weight and bias are."""
+        """Whether the gradients of the weight and of the bias are needed."""
         return not self.weight.frozen, self.bias is not None and not self.bias.frozen
 
     def _convolution_backward(
@@ -228,7 +228,7 @@ class Conv2d(Layer):
 
 
 class ReLU(Layer):
-    """``max(x, 0)``, in place: nothing below needs its input."""
+    """``max(x, 0)``, in place: no other layer needs the input."""
 
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
@@ -241,12 +241,12 @@ class ReLU(Layer):
 
 
 class Activation(Layer):
-    """Another function of single numbers, by the library's operations; it keeps its input and its output.
+    """Another elementwise function, computed by the library; it keeps its input and its output.
 
     Args:
-        name: what it is called, and its settings.
+        name: the function's name, and its settings.
         function: of the input.
-        slope: the input's gradient, from the output's, the input and the output.
+        slope: the input's gradient, from the output's gradient, the input and the output.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class Dropout(Layer):
         if self.p == 0:
             self._scale = None
             return x
-        # In the order of the dimensions, as the plain loop draws, whatever the layout of x.
+        # In the order of the dimensions, as the plain loop draws, regardless of the layout of x.
         scale = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
         for c, generator in enumerate(step.generators[: len(x)] if self.p < 1 else ()):
             rows = x.shape[1] if step.lengths is None else step.lengths[c]
@@ -341,13 +341,13 @@ class Dropout(Layer):
 class Norm(Layer):
     """Base of the normalisations, each followed by the client's own affine map, if the module has one.
 
-    On a CPU the library normalises images, one call a client, as it convolves them. Operations on all clients
-    at once normalise vectors and small images, for which a call costs more than its arithmetic, and all that
-    is on a GPU or in a recorded step, which knows the clients' counts only there.
+    On a CPU the library normalises images, with one call per client, as for convolutions. Operations on all
+    clients at once normalise vectors and small images, for which a call costs more than its arithmetic. They
+    also normalise everything on a GPU and in a recorded step, whose counts are known only on the device.
     """
 
     small: ClassVar[int]
-    """Numbers of a client up to which images are small."""
+    """Numbers in a client's batch up to which images count as small."""
 
     def __init__(self, eps: float) -> None:
         self.eps = eps
@@ -366,7 +366,7 @@ class Norm(Layer):
             return self._each(x, step)
         self._hat = self._all(x, step)
         if self.weight is None:
-            return self._hat.clone()  # what comes next may work in place
+            return self._hat.clone()  # the next layer may work in place
         if self.bias is None:
             return self._hat * _channels(self.weight.value, x)
         return torch.addcmul(_channels(self.bias.value, x), self._hat, _channels(self.weight.value, x))
@@ -384,7 +384,7 @@ class Norm(Layer):
         return dx
 
     def _each(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """One call a client, without padding."""
+        """Normalise with one call per client, without padding."""
         parameters = [p.value for p in (self.weight, self.bias) if p is not None]
         lengths = step.lengths or [x.shape[1]] * len(x)
         self._inputs = [
@@ -396,7 +396,7 @@ class Norm(Layer):
         return _stacked([_pad(y.detach(), x.shape[1]) for y in self._outputs])
 
     def _each_back(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
-        """Backward passes of the calls; the gradients are those of the inputs that are wanted."""
+        """Backward passes of these calls, for the inputs whose gradients are needed."""
         own = [parameter for parameter in (self.weight, self.bias) if parameter is not None]
         learning = [k for k, parameter in enumerate(own, start=1) if not parameter.frozen]
         wanted = [0] * need_input + learning
@@ -420,7 +420,7 @@ class Norm(Layer):
         raise NotImplementedError
 
     def _all(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """The inputs of all clients, normalised, not mapped yet."""
+        """The normalised inputs of all clients, before the affine map."""
         raise NotImplementedError
 
     def _all_back(self, dy: torch.Tensor) -> torch.Tensor:
@@ -597,7 +597,7 @@ class Residual(Layer):
 
     def __init__(self, inner: Chain) -> None:
         self.inner = inner
-        # All but these may change their input in place, or return it.
+        # Other layers may change their input in place, or return it.
         self._reads = bool(inner.layers) and isinstance(inner.layers[0], Linear | Conv2d | Norm)
 
     @override
@@ -616,7 +616,7 @@ class Residual(Layer):
 
 
 def _stacked(each: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``(C, B, ...)`` of C tensors ``(B, ...)``, with their layout in memory, and of one without a copy."""
+    """Stack C tensors ``(B, ...)`` to ``(C, B, ...)`` in their memory layout; a single one is not copied."""
     if len(each) == 1:
         return each[0].unsqueeze(0)
     together: torch.Tensor = torch.cat(list(each)).unflatten(0, (len(each), -1))  # type: ignore[no-untyped-call]
@@ -641,12 +641,12 @@ def _channels_last(x: torch.Tensor) -> torch.Tensor:
 
 
 def _laid_out(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The same numbers in another layout: to read two layouts at once takes several times as long."""
+    """``x`` in the layout of ``like``: operations on two different layouts take several times as long."""
     return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
 
 
 def _pad(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """``(B, ...)`` of fewer samples, with zeros, in the same layout."""
+    """Pad fewer samples ``(b, ...)`` with zeros to ``(rows, ...)``, in the same layout."""
     if len(x) == rows:
         return x
     padded = torch.empty_like(x[:1].expand(rows, *x.shape[1:])).zero_()
@@ -655,7 +655,7 @@ def _pad(x: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def pair(value: int | Sequence[int]) -> Pair:
-    """One number for both dimensions of an image, or one for each."""
+    """A setting as a pair: it is one number for both dimensions of an image, or one for each."""
     if isinstance(value, int):
         return value, value
     return (value[0], value[0]) if len(value) == 1 else (value[0], value[1])

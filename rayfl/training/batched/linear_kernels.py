@@ -5,11 +5,11 @@ the core can do, because it is made for square ones. The forward loop keeps ten 
 outputs times five samples) and lets the compiler vectorise along the features: measured 1.3 to 5 times
 faster than MKL's batched product for 5 to 32 samples, from 84 x 10 to 3136 x 2048 weights. The step's loop
 adds five samples at a time to two rows of weights: 1.7 times as fast as MKL for 10 samples and 784 x 200
-weights, as fast for small layers or 32 samples; what else changes the weights costs no second way through
-the memory. The third product, the gradient of the input, MKL does as fast or faster.
+weights, as fast for small layers or 32 samples; the other terms of the step need no second pass through
+memory. The third product, the gradient of the input, is as fast or faster in MKL.
 
-Clients are independent and each sum has a fixed order. A sample's last bit depends on its place in the batch
-(the last ones, behind the groups of five, are summed in another order), and so on how far batches are padded.
+Clients are independent and each sum has a fixed order. The last bit of a sample's result depends on its place
+in the batch (samples after the last group of five are summed in another order), and so on the padding.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def descend(w, dy, x, keep, scale, target, pull, offset, mask):  # type: ignore[
         dy: ``(C, B, O)``.
         x: ``(C, B, D)``.
         keep, scale, pull: float32.
-        target: ``(C, O, D)``, or of all clients ``(1, O, D)``; None for none.
+        target: ``(C, O, D)``, or one for all clients ``(1, O, D)``; None for none.
         offset: ``(C, O, D)``, or None for none.
         mask: of bytes 0 and 1, ``(C, O, D)``, or None for none.
     """

@@ -23,7 +23,7 @@ def cross_entropy(logits, labels, weights, loss, gradient):  # type: ignore[no-u
     Args:
         logits: ``(C, B, K)`` float32, like all arrays here C-contiguous.
         labels: ``(C, B)`` int64.
-        weights: ``(C, B)`` float32; samples of weight 0 are not looked at.
+        weights: ``(C, B)`` float32; samples of weight 0 are skipped.
         loss: ``(C,)`` float32, written: ``sum_b weight_b (log sum_k e^z_k - z_label)``.
         gradient: ``(C, B, K)``, written: ``weight_b (softmax - one-hot)``.
     """
@@ -43,7 +43,7 @@ def cross_entropy(logits, labels, weights, loss, gradient):  # type: ignore[no-u
                 e = decay(z[k] - most)
                 g[k] = e
                 whole += e
-            # Compilers may add in another order: in float32 the logarithm might drown in the largest logit.
+            # The compiler may reorder sums, and in float32 a large logit would absorb the logarithm.
             behind = np.float64(most) - np.float64(z[label])
             total += weight * (np.log(whole) + behind)
             share = weight / whole

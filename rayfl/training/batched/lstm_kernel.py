@@ -1,12 +1,12 @@
 """A layer of LSTM through time, for many clients, compiled by Numba.
 
 A text of twenty words is twenty steps of ten operations on a few thousand numbers, forwards and backwards:
-calls from Python would cost more than what they compute. The products with what enters the layer, for all
-places of the texts at once, are left to the library.
+calls from Python would cost more than the arithmetic. The products with the layer's input, for all places of
+the texts at once, are left to the library.
 
-Clients, texts and places come one after another. So a result depends on the other clients of a call in one
-way only: batches are padded to the longest, and the products of :mod:`.linear_kernels` round the texts behind
-the last group of five in another order.
+Clients, texts and places are computed one after another. So a result depends on the other clients of a call
+in one way only: batches are padded to the longest, and :mod:`.linear_kernels` sums the products of the texts
+after the last group of five in another order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ONE = np.float32(1)
 
 @jit(fastmath={"contract"})
 def forward(gates, recurrent, h, c, tanh_c):  # type: ignore[no-untyped-def]
-    """The states of all places; see :class:`rayfl.training.batched.recurrent.Lstm` for the formulas.
+    """Compute the states of all places; see :class:`rayfl.training.batched.recurrent.Lstm` for the formulas.
 
     Args:
         gates: ``W_ih x_t + b_ih + b_hh``, ``(C, L, B, 4 H)`` float32, like all arrays here C-contiguous;
@@ -68,16 +68,16 @@ def backward(gates, c, tanh_c, dh, backwards):  # type: ignore[no-untyped-def]
     """Backpropagation through time.
 
     Args:
-        gates: i, f, g and o, ``(C, L, B, 4 H)``; receives the gradients for what they are functions of.
+        gates: i, f, g and o, ``(C, L, B, 4 H)``; receives the gradients of their pre-activations.
         c, tanh_c: ``(C, L, B, H)``, of the forward pass.
-        dh: gradients for the states, from above, ``(C, L, B, H)``.
+        dh: gradients of the states, from the next layer, ``(C, L, B, H)``.
         backwards: ``W_hh`` with its two dimensions exchanged, ``(C, H, 4 H)``.
     """
     clients, length, texts, size = c.shape
     nothing = np.zeros((1, size), np.float32)
     for n in range(clients):
         w = backwards[n].reshape(1, size, 4 * size)
-        later = np.zeros((1, texts, size), np.float32)  # gradients for the states through the next ones
+        later = np.zeros((1, texts, size), np.float32)  # gradients of the states through the next states
         dc_of = np.zeros((texts, size), np.float32)
         for t in range(length - 1, -1, -1):
             for b in range(texts):

@@ -24,12 +24,12 @@ from rayfl.training.guides import Guides
 
 
 class Network:
-    """The parameters of many clients side by side; subclasses say how a step is taken.
+    """The parameters of many clients side by side; subclasses implement the step.
 
     Attributes:
         draws: whether a step draws random numbers.
         counts: whether a step needs to know how many samples of a client are not padding.
-        guided: whether a loss may look at other models.
+        guided: whether the loss may use other models.
         parameters, buffers: by their names in the module; valid after :meth:`load`.
     """
 
@@ -53,8 +53,8 @@ class Network:
         mask: torch.Tensor | None = None,
         guides: Guides | None = None,
     ) -> None:
-        """Take the models of C clients; the copy is contiguous tensor by tensor, on a CPU where that of the
-        last C clients was: of a large model new memory costs more than copying.
+        """Copy the models of C clients, so that each tensor is contiguous. On a CPU the memory of the last C
+        clients is reused: for a large model, new memory costs more than copying.
 
         Args:
             models: ``(>= C, P)``.
@@ -65,7 +65,7 @@ class Network:
             guides: of these C clients.
 
         Raises:
-            Unsupported: for guides, if the network computes no such loss.
+            Unsupported: for guides, if the network does not support losses that use other models.
         """
         if guides is not None and not self.guided:
             raise Unsupported("its kernels have no losses that look at other models")
@@ -82,7 +82,7 @@ class Network:
         self.buffers = {n: value for n, value in self._values.items() if n not in names}
 
     def move(self, place: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-        """Move all tensors to where ``place`` puts a copy of each, given a unique name."""
+        """Replace each tensor by the copy that ``place`` makes of it, given a unique name."""
         for name, parameter in self.parameters.items():
             parameter.move(partial(_place, place, name))
             self._values[name] = parameter.value
@@ -100,8 +100,8 @@ class Network:
         names: Collection[str] | None = None,
         into: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> dict[str, torch.Tensor]:
-        """Copies of the tensors (those in ``names``) of some rows of flat vectors, ``(C, *shape)`` each, in
-        the place of those ``into`` where they fit."""
+        """Copy the tensors (only those in ``names``) of some rows of flat vectors, ``(C, *shape)`` each; the
+        memory of the tensors ``into`` is reused where they fit."""
         found = {}
         for name, shape, place in zip(self.spec.names, self.spec.shapes, self.spec.slices, strict=True):
             if names is None or name in names:
@@ -112,12 +112,12 @@ class Network:
         return found
 
     def prepare(self, lr: float, looking_ahead: bool) -> None:
-        """Before a pass: its learning rate, and whether it is the first of a step of Per-FedAvg."""
+        """Set a pass's learning rate, and whether the pass is the first of a step of Per-FedAvg."""
         for parameter in self.parameters.values():
             parameter.prepare(lr, looking_ahead)
 
     def narrow(self, clients: int) -> None:
-        """Only the first ``clients`` still train."""
+        """Train only the first ``clients`` from now on."""
         for parameter in self.parameters.values():
             parameter.narrow(clients)
 
@@ -128,8 +128,8 @@ class Network:
 
         Args:
             models: ``(>= C, P)``, written.
-            rows: which of them, ``(C,)``; None: these are C, in order.
-            which: only these of the C clients, ``(c,)``; then ``rows`` are theirs.
+            rows: rows of ``models`` to write, ``(C,)``; None: ``models`` has C rows, in order.
+            which: positions of the clients to store, ``(c,)``, if not all C; then ``rows`` is ``(c,)``.
         """
         for name, place in zip(self.spec.names, self.spec.slices, strict=True):
             values = self._values[name].flatten(1)
@@ -139,7 +139,7 @@ class Network:
                 models[:, place].index_copy_(0, rows, values if which is None else values[which])
 
     def lengths(self) -> NDArray[np.float64]:
-        """Euclidean norm of each client's model, buffers too, ``(C,)``; NaN if a number is."""
+        """Euclidean norm of each client's model including buffers, ``(C,)``; NaN if a number is NaN."""
         norms = torch.stack([torch.linalg.vector_norm(v.flatten(1), dim=1) for v in self._values.values()])
         lengths: NDArray[np.float64] = torch.linalg.vector_norm(norms.double(), dim=0).cpu().numpy()
         return lengths
@@ -152,7 +152,7 @@ class Network:
             y: targets ``(C, B)``, or of every word ``(C, B, L)``.
             weights: weight of each sample in its client's loss ``(C, B)``: ``1 / b`` for the b samples of
                 the batch, 0 for padding.
-            step: what layers are told about it.
+            step: what layers need to know about it.
 
         Returns:
             The clients' losses before the step, ``(C,)``.
@@ -280,12 +280,12 @@ def _loss(logits: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple
 def predictions(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Targets and weights of all predictions of a step.
 
-    A text has one prediction for each word; every word of the batch that counts has the same weight, as in
-    PyTorch's cross-entropy. Where none counts all weights are 0: such a batch changes nothing.
+    A text has one prediction for each word; all words of the batch with a target have the same weight, as in
+    PyTorch's cross-entropy. If no word has a target, all weights are 0: such a batch changes nothing.
 
     Args:
         y: ``(C, B)``; words ``(C, B, L)`` with :data:`IGNORED` where nothing is to be predicted; or numbers
-            ``(C, B, K)``, of which a sample's make one prediction.
+            ``(C, B, K)``, one prediction per sample.
         weights: of the samples ``(C, B)``; 0 for padding.
 
     Returns:

@@ -1,19 +1,19 @@
 """Normalisations of one client, compiled by Numba for the CPU.
 
-``x`` are the pixels of all samples with channels last; of vectors there is one pixel a sample. BatchNorm
+``x`` holds the pixels of all samples with channels last; a vector is one pixel. BatchNorm
 (Ioffe and Szegedy 2015, Algorithm 1), with the mean m and the variance s^2 of a channel over all pixels of
 the batch:
 
     ``x' = (x - m) / sqrt(s^2 + eps)``,  ``v = gamma x' + beta``,
     ``dx = gamma / sqrt(s^2 + eps) (dv - mean dv - x' mean(dv x'))``.
 
-Behind a convolution, and before 2x2 maximum pooling and ReLU, ``y = relu(max v)`` is computed at once, of
-what the convolution returns (:mod:`.conv_kernels`), and only the winners of the pooling have a ``dv``.
-GroupNorm (Wu and He 2018) has a mean and a variance of each sample and group of channels; one group of a
-vector is LayerNorm.
+Between a convolution and 2x2 maximum pooling with ReLU, ``y = relu(max v)`` is computed in one pass from the
+convolution's outputs (:mod:`.conv_kernels`), and only the winners of the pooling have a ``dv``. GroupNorm (Wu
+and He 2018) has a mean and a variance for each sample and group of channels; with one group, for vectors, it
+is LayerNorm.
 
-The result is the same whatever other clients a call trains. All arrays are flat; where vectors are read or
-written beyond the channels of the last pixel, they are longer by LANES.
+The result does not depend on the other clients that a call trains. All arrays are flat; where vectors are
+read or written beyond the channels of the last pixel, they are longer by LANES.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 class Plane(NamedTuple):
-    """Sizes of what a convolution returns: samples, rows and columns of pixels, and outputs, without what
-    fills up a vector."""
+    """Sizes of a convolution's outputs: samples, rows and columns of pixels, and channels (without the
+    padding to whole vectors)."""
 
     batch: int
     tall: int
@@ -45,7 +45,7 @@ def _find_statistics(x, samples, pixels, stride, channels, mean, variance):  # t
     zero = splat(_ZERO)
     for lane in range(0, channels, LANES):
         total = zero
-        for s in range(samples):  # of one image after another: the sums stay small
+        for s in range(samples):  # a separate sum for each image: sums stay small
             part = zero
             for p in range(s * pixels, (s + 1) * pixels):
                 part = multiply_add(load(x, p * stride + lane), one, part)
@@ -63,7 +63,7 @@ def _find_statistics(x, samples, pixels, stride, channels, mean, variance):  # t
 
 @jit(fastmath={"contract"})
 def _find_map(gamma, beta, eps, mean, variance, scale, shift):  # type: ignore[no-untyped-def]
-    """The normalisation and its affine map as a factor and a summand of each channel."""
+    """Write the normalisation and its affine map as one scale and one shift per channel."""
     for o in range(len(gamma)):
         scale[o] = gamma[o] / np.sqrt(variance[o] + eps)
         shift[o] = beta[o] - mean[o] * scale[o]
@@ -74,14 +74,13 @@ def pooled(z, plane, gamma, beta, eps, mean, variance, y, winner):  # type: igno
     """BatchNorm with the batch's own statistics, pooling and ReLU.
 
     Args:
-        z: what a convolution returns ``(B, tall, wide, lanes)``: the outputs of each pixel filled up to whole
-            vectors.
+        z: a convolution's outputs ``(B, tall, wide, lanes)``, each pixel padded to whole vectors.
         plane: the sizes.
         gamma, beta: ``(outputs,)``.
         eps: float32.
         mean, variance: receive m and s^2 ``(lanes,)``.
         y: receives ``(B, tall // 2, wide // 2, outputs)``; longer by LANES.
-        winner: receives the winning pixel of each, or -1 where ReLU is 0; longer likewise.
+        winner: receives the winning pixel of each, or -1 where ReLU is 0; longer by LANES.
     """
     batch, tall, wide, outputs = plane
     lanes = (outputs + LANES - 1) // LANES * LANES
@@ -93,7 +92,7 @@ def pooled(z, plane, gamma, beta, eps, mean, variance, y, winner):  # type: igno
         for p in range(tall // 2):
             for q in range(wide // 2):
                 pixel = (s * tall + 2 * p) * wide + 2 * q
-                # The last lanes may reach into the next pixel: from back to front, it is written later.
+                # From back to front: the last lanes may reach into the next pixel, which is written later.
                 for lane in range(lanes - LANES, -1, -LANES):
                     of, a, b = pixel * lanes + lane, load(scale, lane), load(shift, lane)
                     below = of + wide * lanes
@@ -112,8 +111,8 @@ def pooled_back(dy, winner, z, plane, gamma, eps, mean, variance, dz, dgamma, db
     """Gradients from those of the pooled outputs.
 
     Args:
-        dy, winner, z, plane, gamma, eps, mean, variance: as of :func:`pooled`.
-        dz: receives the gradients of ``z``, shaped alike.
+        dy, winner, z, plane, gamma, eps, mean, variance: as for :func:`pooled`; ``dy`` is shaped as ``y``.
+        dz: receives the gradients of ``z``, in its shape.
         dgamma, dbeta: receive those of gamma and beta ``(outputs,)``.
     """
     batch, tall, wide, outputs = plane
@@ -154,7 +153,7 @@ def batch(x, samples, pixels, gamma, beta, eps, mean, variance, y):  # type: ign
 
     Args:
         x: ``(samples, pixels, channels)``.
-        samples, pixels: how many, and of each.
+        samples, pixels: number of samples, and of pixels per sample.
         gamma, beta: ``(channels,)``.
         eps: float32.
         mean, variance: receive m and s^2 ``(lanes,)``.
@@ -167,12 +166,12 @@ def batch(x, samples, pixels, gamma, beta, eps, mean, variance, y):  # type: ign
 
 @jit(fastmath={"contract"})
 def affine(x, pixels, gamma, beta, eps, mean, variance, y):  # type: ignore[no-untyped-def]
-    """BatchNorm with known statistics of ``pixels`` in all; arguments as of :func:`batch`."""
+    """BatchNorm with known statistics; ``pixels`` of all samples, other arguments as for :func:`batch`."""
     channels = len(gamma)
     lanes = (channels + LANES - 1) // LANES * LANES
     scale, shift = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
     _find_map(gamma, beta, eps, mean, variance, scale, shift)
-    for p in range(pixels):  # lanes that reach into the next pixel are written over
+    for p in range(pixels):  # lanes that reach into the next pixel are overwritten
         for lane in range(0, channels, LANES):
             at = p * channels + lane
             store(y, at, multiply_add(load(x, at), load(scale, lane), load(shift, lane)))
@@ -180,7 +179,7 @@ def affine(x, pixels, gamma, beta, eps, mean, variance, y):  # type: ignore[no-u
 
 @jit(fastmath={"contract"})
 def batch_back(dy, x, pixels, gamma, eps, mean, variance, dx, dgamma, dbeta):  # type: ignore[no-untyped-def]
-    """Gradients of :func:`batch`, of ``pixels`` in all: ``dx`` of the inputs, and of gamma and beta."""
+    """Gradients of :func:`batch` for its inputs, gamma and beta; ``pixels`` is the number in all samples."""
     channels = len(gamma)
     lanes = (channels + LANES - 1) // LANES * LANES
     one, less, zero = splat(_ONE), splat(-_ONE), splat(_ZERO)
@@ -216,8 +215,8 @@ def group(x, samples, pixels, groups, gamma, beta, eps, mean, inverse, y):  # ty
 
     Args:
         x: ``(samples, pixels, channels)``.
-        samples, pixels: how many, and of each.
-        groups: of channels.
+        samples, pixels: number of samples, and of pixels per sample.
+        groups: number of groups of channels.
         gamma, beta: ``(channels,)``.
         eps: float32.
         mean, inverse: receive the mean and ``1 / sqrt(s^2 + eps)`` of the group of each sample and channel.
@@ -256,7 +255,7 @@ def group(x, samples, pixels, groups, gamma, beta, eps, mean, inverse, y):  # ty
 
 @jit(fastmath={"contract"})
 def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma, dbeta):  # type: ignore[no-untyped-def]
-    """Gradients of :func:`group`: ``dx`` of the inputs, and of gamma and beta."""
+    """Gradients of :func:`group` for its inputs, gamma and beta."""
     channels = len(gamma)
     each = channels // groups
     lanes = (channels + LANES - 1) // LANES * LANES
@@ -303,11 +302,11 @@ def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma,
 
 @jit(fastmath={"contract"})
 def _spread(sums, groups, each, share, found):  # type: ignore[no-untyped-def]
-    """Of each channel the sum over its group, times ``share``."""
+    """Write for each channel the sum over its group, times ``share``."""
     part, one = np.zeros(LANES, np.float32), splat(_ONE)
     for g in range(groups):
         total, first = _ZERO, g * each
-        if each >= LANES:  # eight sums: one after another they wait for each other
+        if each >= LANES:  # eight independent sums: additions to one sum wait for each other
             lanes = splat(_ZERO)
             for o in range(first, first + each - LANES + 1, LANES):
                 lanes = multiply_add(load(sums, o), one, lanes)

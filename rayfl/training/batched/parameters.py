@@ -13,8 +13,8 @@ from rayfl.training.device import on_gpu
 from rayfl.training.work import LocalWork, Segments
 
 THIN = 32
-"""Samples of a product up to which the compiled loop is faster than the library, or as fast. It has no
-lower bound: a short batch is padded to the longest batch in the same call, and for most clients the choice of
+"""Samples of a product up to which the compiled loop is at least as fast as the library. It has no lower
+bound: a short batch is padded to the longest batch in the same call, and for most clients the choice of
 kernel must not depend on that."""
 
 _SMALL = 4096
@@ -135,17 +135,17 @@ class Parameter:
         self.value = value
 
     def move(self, place: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-        """Move all tensors to where ``place`` puts a copy of each, given its name."""
+        """Replace each tensor by the copy that ``place`` makes of it, given its name."""
         self._all = self._now = self._all.each(place)
         self.value = self._all.weights
 
     def narrow(self, clients: int) -> None:
-        """Only the first ``clients`` still train."""
+        """Train only the first ``clients`` from now on."""
         self._now = self._all.narrow(clients)
         self.value = self._now.weights
 
     def prepare(self, lr: float, looking_ahead: bool) -> None:
-        """Before a pass: its learning rate, and whether it is the first of a step of Per-FedAvg.
+        """Set a pass's learning rate, and whether the pass is the first of a step of Per-FedAvg.
 
         After this the pass depends only on the tensors, not on earlier passes.
         """
@@ -206,7 +206,7 @@ class Parameter:
         """One SGD step along a gradient with few nonzero rows.
 
         Args:
-            rows: which, counted through all clients, ``(n,)``: row ``r`` of client ``c`` of ``m`` is
+            rows: the nonzero rows ``(n,)``, counted through all clients: row ``r`` of client ``c`` is
                 ``c * m + r``; a row may come several times.
             gradient: ``(n, k)``, for a parameter ``(C, m, k)``.
         """
@@ -228,7 +228,11 @@ class Parameter:
         self._hold(now.weights)
 
     def _shrink(self) -> float:
-        """Weight decay and the proximal term, before the gradient: moves, or a factor left to the caller."""
+        """Weight decay and the proximal term, before the gradient: move the weights if there is a target.
+
+        Returns:
+            The factor by which the caller has to multiply the weights; 1 if they were moved.
+        """
         if self._now.target is None:
             return 1 - self.lr * self._decay
         self._now.weights.lerp_(self._now.target, self.lr * self._decay)
@@ -267,17 +271,17 @@ def _add_product(
     beside: _Tensors | None = None,
     pull: float = 0.0,
 ) -> None:
-    """``keep total``, pulled towards the target, plus ``scale (left @ right + offset)``, under the mask, in
-    place.
+    """``total`` becomes ``keep total``, pulled towards the target, plus ``scale (left @ right + offset)``,
+    then masked.
 
     Args:
         total: ``(C, m, n)``.
         left: ``(C, m, k)``.
         right: ``(C, k, n)``.
-        keep: of what is in ``total``.
-        scale: of what is added.
-        beside: the parameter with its target, offset and mask; None: none of them counts.
-        pull: how far towards the target, as a share of the way.
+        keep: factor of ``total``.
+        scale: factor of what is added.
+        beside: the parameter's tensors, of which target, offset and mask are used; None: none of them.
+        pull: how far towards the target, as a fraction of the distance.
     """
     target, offset, kept = (None,) * 3 if beside is None else (beside.target, beside.offset, beside.kept)
     descend(

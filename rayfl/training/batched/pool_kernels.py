@@ -35,7 +35,7 @@ def maximum(x, pooling, y, winner):  # type: ignore[no-untyped-def]
         x: ``(B, height, width, channels)``.
         pooling: the sizes.
         y: receives ``(B, height // rows, width // columns, channels)``.
-        winner: receives where in ``x`` the first of the largest is; shaped as ``y``.
+        winner: receives the position of the maximum in ``x`` (the first of equals); shaped as ``y``.
     """
     batch, channels, height, width, rows, columns = pooling
     to = 0
@@ -43,7 +43,7 @@ def maximum(x, pooling, y, winner):  # type: ignore[no-untyped-def]
         for p in range(height // rows):
             for q in range(width // columns):
                 corner = ((s * height + p * rows) * width + q * columns) * channels
-                # The last lanes may reach into the next pixel: from back to front, it is written later.
+                # From back to front: the last lanes may reach into the next pixel, which is written later.
                 for lane in range((channels - 1) // LANES * LANES, -1, -LANES):
                     for v in range(rows):
                         for u in range(columns):
@@ -90,7 +90,7 @@ def mean_back(dy, pooling, dx):  # type: ignore[no-untyped-def]
     batch, channels, height, width, rows, columns = pooling
     share, zero = splat(np.float32(1) / np.float32(rows * columns)), splat(_ZERO)
     tall, wide = height // rows, width // columns
-    # In the order of memory: lanes that reach into the next pixel are written over.
+    # In the order of memory, so that lanes that reach into the next pixel are overwritten.
     to = 0
     for s in range(batch):
         for r in range(height):

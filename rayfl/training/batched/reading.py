@@ -1,13 +1,13 @@
 """The layers of a network, read from its forward pass.
 
-A network says only in its ``forward`` what it computes. That is run on a few samples, and every call of
-PyTorch is noted. Layers that follow one another become a :class:`~rayfl.training.batched.layers.Chain`, and
-the sum of a value and of what was computed from it a :class:`~rayfl.training.batched.layers.Residual`. So it
-does not matter how a network is written: with modules, functions, or methods of tensors, and in which order
-its modules are defined.
+Only a network's ``forward`` determines what it computes. It is run on a few samples, and every call of
+PyTorch is recorded. Layers that follow one another become a :class:`~rayfl.training.batched.layers.Chain`,
+and the sum of a value and of what was computed from it becomes a
+:class:`~rayfl.training.batched.layers.Residual`. So it does not matter whether a network is written with
+modules, functions, or methods of tensors, nor in which order its modules are defined.
 
-What has no batched counterpart is refused, and so is what cannot be followed: other calls, also those that
-look at numbers of samples or parameters; parameters that are in no layer or in two; parts of the computation
+Layers without a batched counterpart are refused, and so is what cannot be followed: other calls, also those
+that read values of samples or parameters; parameters that are in no layer or in two; parts of the computation
 without a gradient; random numbers other than dropout's; and forward passes that differ with the size of the
 batch.
 """
@@ -51,11 +51,11 @@ class _Failed(Unsupported):
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """A layer without layers in it.
+    """A layer that contains no other layers.
 
     Attributes:
-        layer: it.
-        names: of its parameters and buffers in the module, by what the layer calls them.
+        layer: the layer.
+        names: names in the module of its parameters and buffers, by their names in the layer.
     """
 
     layer: Layer
@@ -67,8 +67,8 @@ class Reading:
     """A network as batched layers.
 
     Attributes:
-        root: all of them.
-        leaves: those without layers in them, in the order in which they compute.
+        root: all layers.
+        leaves: the layers that contain no others, in the order in which they compute.
     """
 
     root: Chain
@@ -86,7 +86,7 @@ def read(spec: ModelSpec, training: bool = True) -> Reading:
         raise Unsupported("a parameter has a hook")
     if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.named_parameters())):
         raise Unsupported("two layers share their weights")
-    # What its numbers are does not matter. Not to_empty(), which imports half of a compiler.
+    # The values do not matter. Not to_empty(), which imports half of a compiler.
     module._apply(_blank)  # type: ignore[no-untyped-call]
     module.train(training)
     before = _state(module)
@@ -95,7 +95,7 @@ def read(spec: ModelSpec, training: bool = True) -> Reading:
         try:
             other = _read(spec, module, batch)
         except _Failed:
-            if batch > 1:  # of one, a BatchNorm knows no variance
+            if batch > 1:  # for one sample, a BatchNorm has no variance
                 raise
         else:
             if _described(other) != _described(steps):
@@ -111,7 +111,7 @@ _Steps: TypeAlias = "tuple[Leaf | _Steps, ...]"
 
 @dataclass(frozen=True, eq=False)
 class _Value:
-    """What has been computed of the samples, up to some point.
+    """A value computed from the samples.
 
     Attributes:
         before: the value from which the last step computes this one; None: these are the samples.
@@ -149,7 +149,7 @@ def _read(spec: ModelSpec, module: nn.Module, batch: int) -> _Steps:
         with torch.enable_grad(), notes:
             try:
                 outputs = module(samples)
-            except Exception as error:  # whatever the network may do with such numbers
+            except Exception as error:  # a network may raise any error for samples of zeros
                 if not notes.problem:
                     raise _Failed(f"its forward pass cannot be read: {one_line(error)}") from None
         if notes.problem:
@@ -160,7 +160,7 @@ def _read(spec: ModelSpec, module: nn.Module, batch: int) -> _Steps:
 
 
 _RULES: dict[Any, Callable[..., _Value]] = {}
-"""By function of PyTorch; modules of ``torch.nn`` and operators call these."""
+"""The rules, by function of PyTorch; modules of ``torch.nn`` and operators call these functions."""
 
 _KEEPING: set[Callable[..., _Value]] = set()
 """The rules of functions that may return their input, but never change it."""
@@ -169,7 +169,7 @@ _R = TypeVar("_R", bound=Callable[..., _Value])
 
 
 def _rule(*functions: Any, keeps: bool = False) -> Callable[[_R], _R]:
-    """The rule for functions with the same parameters: what comes out, then what they are called with."""
+    """Register a rule for functions with the same parameters; it takes the output, then their arguments."""
 
     def add(rule: _R) -> _R:
         _RULES.update(dict.fromkeys(functions, rule))
@@ -181,7 +181,7 @@ def _rule(*functions: Any, keeps: bool = False) -> Callable[[_R], _R]:
 
 
 class _Notes(TorchFunctionMode):
-    """Notes every call of PyTorch while it is entered.
+    """Records every call of PyTorch while the mode is active.
 
     Args:
         spec: the model's layout.
@@ -190,7 +190,7 @@ class _Notes(TorchFunctionMode):
         samples: what enters the network.
 
     Attributes:
-        problem: the first that was met; empty if there is none.
+        problem: the first problem found; empty if there is none.
     """
 
     def __init__(self, spec: ModelSpec, training: bool, names: Mapping[int, str], samples: Tensor) -> None:
@@ -199,7 +199,7 @@ class _Notes(TorchFunctionMode):
         self._spec, self._training, self._names = spec, training, dict(names)
         self._start = _Value()
         self._values = {id(samples): self._start}
-        self._kept = [samples]  # the identity of a tensor that is gone may come again
+        self._kept = [samples]  # keeps tensors alive: the id of a freed one may be reused
         self._zeros: set[int] = set()
         self._leaves: list[Leaf] = []
 
@@ -209,7 +209,7 @@ class _Notes(TorchFunctionMode):
     ) -> Any:
         given = dict(kwargs or {})
         if not self.problem:
-            # Dropout draws nothing here, so that other random numbers show.
+            # Dropout draws nothing here, so that other random numbers are detected.
             out = (_undropped if func is functional.dropout else func)(*args, **given)
             try:
                 self._note(func, args, given, out)
@@ -217,16 +217,16 @@ class _Notes(TorchFunctionMode):
                 self.problem = str(error)
             except TypeError:  # arguments that the rule does not take
                 self.problem = f"it calls {_called(func)} in another way"
-        if self.problem:  # whoever asks for numbers must not wait for those that never come
+        if self.problem:  # in every later call, too: a network that retries must not loop forever
             raise Unsupported(self.problem)
         return out
 
     def steps(self, outputs: Any) -> _Steps:
-        """From the samples to the outputs.
+        """The steps from the samples to the outputs.
 
         Raises:
-            Unsupported: if they are no outputs of a classifier or of words, or not all of the model and of
-                what was noted leads there.
+            Unsupported: if these are not the outputs of a classifier or of a model of words, or do not depend
+                on all of the model and on all recorded layers.
         """
         value = self._values.get(id(outputs)) if isinstance(outputs, Tensor) else None
         words = task_of(self._spec.model) == "words"
@@ -259,7 +259,7 @@ class _Notes(TorchFunctionMode):
                 self._zeros.add(id(out))
             if any(name in self._spec.names or not found for name in own):
                 raise Unsupported(f"it calls {_called(func)} with {own[0]}")
-            if own:  # what is made of a buffer that is no part of the model
+            if own:  # computed from a buffer that is not part of the model
                 self._names.update((id(tensor), own[0]) for tensor in found)
             return
         rule = _RULES.get(func)
@@ -294,7 +294,7 @@ class _Notes(TorchFunctionMode):
         return value
 
     def _leaf(self, before: _Value, layer: Layer, **tensors: Tensor | None) -> _Value:
-        """What a layer with these tensors of the model makes of a value."""
+        """The value that a layer with these tensors of the model computes from a value."""
         names = {}
         for role, tensor in tensors.items():
             if tensor is not None:
@@ -432,7 +432,7 @@ class _Notes(TorchFunctionMode):
         return value if keepdim else self._leaf(value, layers.Flatten())
 
     def _means(self, before: _Value, window: Sequence[int]) -> _Value:
-        """Means over windows beside one another."""
+        """Means over adjacent windows."""
         size = window[0], window[1]
         return self._leaf(before, layers.AvgPool2d(size, size, (0, 0), False, True))
 
@@ -478,7 +478,7 @@ class _Notes(TorchFunctionMode):
         self, out: Tensor, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
         bias: Tensor | None = None, eps: float = 1e-5,
     ) -> _Value:  # fmt: skip
-        """Of vectors: that of one group."""
+        """A LayerNorm of vectors is a GroupNorm with one group."""
         before = self._of(input)
         if len(normalized_shape) != 1 or (input.dim() != 2 and not before.words):
             raise Unsupported("a LayerNorm of something else than vectors")
@@ -623,13 +623,13 @@ class _Notes(TorchFunctionMode):
 
 
 _LSTM = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
-"""What PyTorch calls the tensors of a layer of an LSTM, in the order in which it hands them over."""
+"""PyTorch's names for the tensors of a layer of an LSTM, in the order in which it passes them."""
 
 _QUESTIONS = {
     "__get__", "__len__", "dim", "element_size", "get_device", "is_contiguous", "is_floating_point",
     "ndimension", "nelement", "numel", "size", "stride", "type",
 }  # fmt: skip
-"""What may be asked of tensors, since the answer is none of their numbers."""
+"""Properties and methods of tensors that are allowed, since their results do not depend on the values."""
 
 
 def _leaves(steps: _Steps) -> Iterator[Leaf]:
@@ -642,13 +642,14 @@ def _leaves(steps: _Steps) -> Iterator[Leaf]:
 
 
 def _chain(steps: _Steps) -> Chain:
-    """Their layers, fused where there are kernels for several."""
+    """The layers of the steps, fused where one kernel computes several."""
     own = [step.layer if isinstance(step, Leaf) else Residual(_chain(step)) for step in steps]
     return Chain(fuse(_pool_first(own)))
 
 
 def _pool_first(chain: list[Layer]) -> list[Layer]:
-    """``pool(relu(x)) = relu(pool(x))`` for a maximum, and then ReLU has a quarter of the work."""
+    """Move a ReLU behind a maximum pooling: the result is the same, and with 2x2 windows it has a quarter of
+    the work."""
     result = list(chain)
     for k in range(len(result) - 1):
         pooled = k > 0 and isinstance(result[k - 1], layers.MaxPool2d)  # conv, pool, ReLU are one kernel
@@ -658,7 +659,7 @@ def _pool_first(chain: list[Layer]) -> list[Layer]:
 
 
 def _described(steps: _Steps) -> list[Any]:
-    """What tells the steps of one reading from those of another."""
+    """A description of the steps, by which two readings are compared."""
     found: list[Any] = []
     for step in steps:
         if isinstance(step, Leaf):
@@ -676,13 +677,13 @@ def _called(func: Callable[..., Any]) -> str:
 
 
 def _blank(tensor: Tensor) -> Tensor:
-    """A tensor of its shape in this machine's memory; buffers, which may be sizes or indices, are zero."""
+    """A tensor of the same shape and dtype on the CPU; buffers, which may be sizes or indices, are zero."""
     make = torch.empty if isinstance(tensor, nn.Parameter) else torch.zeros
     return make(tensor.shape, dtype=tensor.dtype)
 
 
 def _undropped(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """As dropout, which drops nothing."""
+    """Stands in for dropout, and drops nothing."""
     return input if inplace or not training or p == 0 else input.clone()
 
 

@@ -1,13 +1,13 @@
-"""Networks for texts, for many clients at once: embedding, LSTM, a mean or a place, with the client in front.
+"""Layers for texts, whose leading dimension is the client: embedding, LSTM, mean of words, one word.
 
-Layers for texts work on words instead of samples: :class:`Embedding` maps words ``(C, B, L)`` to
+They work on words instead of samples: :class:`Embedding` maps words ``(C, B, L)`` to
 ``(C, B, L, features)``, and :class:`Lstm` returns its states as ``(C, B * L, hidden)``, so that the linear
-layer and the loss that follow treat every word as a sample. :class:`MeanOfWords` and :class:`WordAt` make
-one sample of a text.
+layer and the loss that follow treat every word as a sample. :class:`MeanOfWords` and :class:`WordAt` reduce a
+text to one sample.
 
-A recurrent network is many small products one after another. For batches of up to :data:`THIN` texts they are
-compiled, with all that is between them (:mod:`.lstm_kernel`). For larger ones, and on a GPU, they are batched
-products over all clients.
+A recurrent network is many small products one after another. For batches of up to :data:`THIN` texts these
+and the operations between them are compiled (:mod:`.lstm_kernel`). For larger batches, and on a GPU, they are
+batched products over all clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Embedding(Layer):
     """A row of the table for each word; only the rows of words that occur have a gradient.
 
     Args:
-        padding: a word whose row has none either; None for no such word.
+        padding: a word whose row has no gradient, either; None for no such word.
     """
 
     def __init__(self, padding: int | None = None) -> None:
@@ -110,7 +110,7 @@ class WordAt(Layer):
     """One word of each text: ``(C, B, features)`` of ``(C, B * L, features)``, as an LSTM returns them.
 
     Args:
-        place: of the word, from 0.
+        place: position of the word, 0-based.
         length: L.
     """
 
@@ -143,7 +143,7 @@ class _Cells:
 
     @property
     def learns(self) -> bool:
-        """Whether any of them is not frozen."""
+        """Whether any of these parameters is not frozen."""
         return not all(parameter.frozen for parameter in (self.input, self.recurrent, *self.biases))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -184,7 +184,7 @@ class _Cells:
             before = h_t, c_t
 
     def backward(self, dh: torch.Tensor, need_input: bool) -> torch.Tensor | None:
-        """Backpropagation through time, then the update; the gradient for the input if it is needed."""
+        """Backpropagation through time, then the update; returns the input's gradient if it is needed."""
         if self._compiled:
             slopes, backwards = self._gates, self.recurrent.value.transpose(1, 2)
             given = slopes, self._c, self._tanh_c, dh, backwards
@@ -205,11 +205,11 @@ class _Cells:
         return dx
 
     def _back_through_time(self, dh: torch.Tensor) -> torch.Tensor:
-        """Gradients for what the gates are functions of, ``(C, L, B, 4 H)``."""
+        """Gradients of the gates' pre-activations a, ``(C, L, B, 4 H)``."""
         gates, c, tanh_c = self._gates, self._c, self._tanh_c
         clients, length, texts, size = c.shape
         i, f, g, o = gates.chunk(4, 3)
-        # How a acts on c (through i, f, g) and on h (through o), and c on h: for all places at once.
+        # Derivatives, for all places: of c by a (through i, f, g), of h by a (through o), and of h by c.
         slopes = torch.empty_like(gates)
         by_i, by_f, by_g, by_o = slopes.chunk(4, 3)
         torch.mul(g, i - i * i, out=by_i)
@@ -224,7 +224,7 @@ class _Cells:
         dc = dh.new_zeros(clients, texts, size)
         parts = (dh, by_c, da[..., :3, :], da[..., 3, :], forget, slopes)
         places = list(zip(*(p.unbind(1) for p in parts), strict=True))
-        later = None  # the gradient for h_t through what comes after it
+        later = None  # the gradient of h_t through the states after it
         for t in reversed(range(length)):
             dh_t, by_c_t, da_ifg, da_o, forget_t, da_t = places[t]
             dh_t = dh_t if later is None else later.add_(dh_t)

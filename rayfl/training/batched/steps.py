@@ -25,9 +25,9 @@ class StepPlan:
         visits: samples of each client's passes in place of the shuffled epochs, see ``Terms.visits``.
 
     Attributes:
-        passes: T, of the client with the most.
+        passes: T, the number of passes of the client with the most.
         totals: steps tau_i of each client ``(C,)``.
-        active: clients that still train in each pass ``(T,)``: the first so many.
+        active: how many clients still train in each pass ``(T,)``; they are the first ones.
         counts: samples of each client in each pass ``(T, C)``.
         widths: the most samples of any client in each pass ``(T,)``.
         full: whether all active clients have that many, so that nothing is padding, ``(T,)``.
@@ -70,7 +70,7 @@ class StepPlan:
         sizes: NDArray[np.int64],
         work: LocalWork,
     ) -> None:
-        """Epochs over shuffled samples."""
+        """Fill in epochs over shuffled samples."""
         epochs = work.epochs
         batch = int(min(work.batch_size, sizes.max(initial=1)))  # arrays are as wide as the data, not as B
         self.totals = work.steps_an_epoch(sizes) * epochs
@@ -92,7 +92,7 @@ class StepPlan:
             self.counts[:passes, same] = np.tile(ends, epochs)[:, None]
 
     def _visit(self, visits: Sequence[Visits] | NDArray[np.intp], sizes: NDArray[np.int64]) -> None:
-        """The given passes; an odd last one is paired with the first."""
+        """Fill in the given passes; in Per-FedAvg an odd last one is paired with the first."""
         if isinstance(visits, np.ndarray) and visits.size:
             self.totals = np.full(len(visits), -(-visits.shape[1] // self._per_step), np.int64)
             self._make(visits.shape[2], len(visits))
@@ -120,7 +120,7 @@ class StepPlan:
             self._place(np.stack([visits[c] for c in same], axis=1), np.array(same), sizes)
 
     def _place(self, batches: NDArray[np.intp], same: NDArray[np.intp], sizes: NDArray[np.int64]) -> None:
-        """The given passes ``(T, c, b)`` of some clients ``(c,)``, each with the same number of samples."""
+        """Fill in passes ``(T, c, b)``, all with b samples, of some clients ``(c,)``."""
         for c in np.flatnonzero((batches.min((0, 2)) < 0) | (batches.max((0, 2)) >= sizes[same])):
             check_visits(batches[:, c], int(sizes[same[c]]))
         if len(batches) % self._per_step:

@@ -1,7 +1,7 @@
 """Vectors of floats in Numba.
 
-Of loops over scalars LLVM vectorises only the innermost, and keeps its sums in memory. With explicit vectors
-they stay in registers over a whole loop, which is six to ten times faster.
+LLVM vectorises only the innermost of several loops over scalars, and keeps its sums in memory. With explicit
+vectors the sums stay in registers over a whole loop, which is six to ten times faster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _model: Callable[[Any], Callable[[type], type]] = register_model
 
 
 class _Vector(types.Type):  # type: ignore[misc]
-    """Numba's name for LLVM's vector of LANES floats."""
+    """Numba's type for LLVM's vector of LANES floats."""
 
     def __init__(self) -> None:
         super().__init__(f"float32x{LANES}")
@@ -34,7 +34,7 @@ class _Vector(types.Type):  # type: ignore[misc]
 
 @_model(_Vector)
 class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
-    """A vector is passed and kept as LLVM's own, in a register."""
+    """Represents a vector by LLVM's own type, which is kept in a register."""
 
     def __init__(self, manager: Any, kind: Any) -> None:
         super().__init__(manager, kind, _FLOATS)
@@ -44,7 +44,7 @@ _vector = _Vector()
 
 
 def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any, element: Any) -> Any:
-    """Address of ``array[index]``, without Python's meaning of a negative index, as one of ``element``."""
+    """Pointer to ``array[index]`` as an ``element``; a negative index does not count from the end."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), ir.PointerType(element))
 
@@ -89,7 +89,7 @@ def load(typing: Any, array: Any, index: Any) -> Any:
 
 @_operation
 def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
-    """``array[index] = value`` for an index that is known to be in range; from there on for a vector."""
+    """``array[index] = value`` for an index known to be in range; a vector is stored from ``index`` on."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = context.get_value_type(value)
@@ -113,8 +113,8 @@ def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 @_operation
 def store_larger(typing: Any, y: Any, winner: Any, at: Any, x: Any, of: Any, first: Any) -> Any:
-    """Store those of ``x[of : of + LANES]`` that are larger than ``y[at : at + LANES]`` there, and ``of`` in
-    ``winner``; all of them if they are the ``first``. As in PyTorch NaN beats all."""
+    """In each lane where ``x[of : of + LANES]`` is larger than ``y[at : at + LANES]``, store it in ``y``, and
+    ``of`` in ``winner``; in all lanes if this is the ``first``. As in PyTorch, NaN beats all."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         y_, winner_, at_, x_, of_, first_ = args

@@ -1,4 +1,4 @@
-"""Any module that ``torch.func`` can vectorise: for networks that compute what has no batched counterpart."""
+"""Training of any module that ``torch.func`` can vectorise, for networks without batched counterparts."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _LEAST = 8
 """Number of clients below which a vectorised step is slower than that many plain steps, on a CPU."""
 
 _SHARED = 1 << 14
-"""Activations per sample above which this holds for any number of clients: call overhead no longer matters,
-and the activations of one client fill the cache."""
+"""Activations per sample above which plain steps are faster for any number of clients: call overhead no
+longer matters, and the activations of one client fill the cache."""
 
 _MANY = 1 << 24
 """Parameters above which networks that predict every word train in the plain loop: it holds fewer copies."""
@@ -49,20 +49,20 @@ _BATCH = 32
 """A typical batch size, to estimate whether a step reads more activations or more weights."""
 
 _NO_RULE = re.compile(r"There is a performance drop because .* the batching rule for (aten::\w+)")
-"""PyTorch's warning of an operation that ``torch.func`` does for one client after another."""
+"""PyTorch's warning about an operation that ``torch.func`` runs for one client after another."""
 
 Tensors = dict[str, torch.Tensor]
 
 _Given = tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]
-"""Of a step: samples ``(C, B, ...)``, factors of dropout ``(C, B, ...)`` each, weights ``(C, B)``."""
+"""Inputs of a step: samples ``(C, B, ...)``, factors of dropout ``(C, B, ...)`` each, weights ``(C, B)``."""
 
 
 class VmapNetwork(Network):
     """The network's own forward pass, with autograd, vectorised over clients.
 
-    Buffers that are part of the model are the client's own, like its parameters. Where batches are padded,
-    BatchNorm leaves the padding out of its statistics. Dropout draws for each client what it would draw alone
-    (see :mod:`.dropout`); networks that draw other random numbers are refused.
+    Each client has its own copy of the parameters, and of the buffers that are part of the model. Where
+    batches are padded, BatchNorm leaves the padding out of its statistics. Dropout draws for each client what
+    it would draw alone (see :mod:`.dropout`); networks that draw other random numbers are refused.
 
     Networks that predict every word of a text have large outputs, a number for each word of the vocabulary:
     their loss and its gradient come from the compiled kernel, and autograd goes on from there.
@@ -75,7 +75,7 @@ class VmapNetwork(Network):
         activations: numbers per sample that the forward pass keeps for the backward pass.
 
     Raises:
-        Unsupported: for networks that draw other random numbers than dropout's, or draw in reduced precision.
+        Unsupported: for networks that draw random numbers other than dropout's, or any in reduced precision.
     """
 
     def __init__(self, spec: ModelSpec, precision: Precision = "float32") -> None:
@@ -97,11 +97,11 @@ class VmapNetwork(Network):
         self._gradients: Any = vmap(grad_and_value(self._loss, has_aux=True), in_dims=inputs)
         self._outputs_of_all: Any = vmap(self._outputs, in_dims=(0, 0, None, 0, 0, 0))
         self._guides: Guides | None = None
-        self._judge: nn.Module | None = None  # what guides compute with, in evaluation mode
+        self._judge: nn.Module | None = None  # runs the guides' models, in evaluation mode
 
     def takes_channels_last(self) -> bool:
-        """Whether the network takes images in the channels-last layout, in which ``x.view(...)`` of what a
-        convolution returns fails.
+        """Whether the network works with images in the channels-last layout: in it, ``x.view(...)`` of a
+        convolution's output fails.
         """
         x, _ = self.spec.model.example(self.spec.shape, self.spec.classes, 2, np.random.default_rng(0))
         if x.ndim != 4:
@@ -110,7 +110,7 @@ class VmapNetwork(Network):
         buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
         images = torch.from_numpy(x).contiguous(memory_format=torch.channels_last)
         with torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they are the loop's to say
+            warnings.simplefilter("ignore")  # the plain loop shows them
             try:
                 outputs = functional_call(self._module, {**leaves, **buffers}, (images,))
                 torch.autograd.grad(outputs.sum(), list(leaves.values()), allow_unused=True)
@@ -133,7 +133,7 @@ class VmapNetwork(Network):
             # Autocast would keep its cache of rounded weights beyond the function that is vectorised.
             network = partial(functional_call, self._module, values)
             outputs = forward(network, x, self._precision, cached=False)
-        # A module may have put others in the place of its buffers.
+        # A module may have replaced its buffers.
         return outputs, {name: values[name] for name in buffers}
 
     def _loss(
@@ -181,7 +181,7 @@ class VmapNetwork(Network):
     @property
     @override
     def guided(self) -> bool:  # type: ignore[override]
-        """All but networks that predict every word: their losses are computed apart."""
+        """True except for networks that predict every word, whose losses are computed separately."""
         return task_of(self.spec.model) != "words"
 
     def _guided(
@@ -198,7 +198,7 @@ class VmapNetwork(Network):
                 parameters: Tensors, kept: Tensors, rest: Tensors, models: Sequence[Tensors],
                 given: _Given, y: torch.Tensor,
             ) -> tuple[torch.Tensor, tuple[torch.Tensor, Tensors]]:  # fmt: skip
-                """One client's."""
+                """One client's loss with the term; then its loss without the term, and its buffers."""
                 x, factors, weights = given
                 outputs, after = self._outputs(parameters, kept, rest, x, factors, weights)
                 mine = own(outputs)
@@ -234,7 +234,7 @@ class VmapNetwork(Network):
         return dict(zip(leaves, found, strict=True)), losses, {n: b.detach() for n, b in after.items()}
 
     def _forward(self, leaves: Tensors, buffers: Tensors, given: _Given) -> tuple[torch.Tensor, Tensors]:
-        """Outputs ``(C, B, K, L)`` and buffers of all clients; one alone needs no vectorisation."""
+        """Outputs ``(C, B, K, L)`` and buffers of all clients; a single client needs no vectorisation."""
         x, factors, weights = given
         if len(x) > 1:
             with sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be vectorised
@@ -251,19 +251,19 @@ class VmapEngine(BatchedEngine):
     On a CPU a plain step at a time is faster for a few clients and for large networks; then the plain loop
     trains them, with images in the channels-last layout if the network has more activations than weights.
     Networks of up to 16 million parameters that predict every word always train here, those with many
-    activations one client at a time. What is done follows from the model, the device and the number of
-    clients in the block, never from timings.
+    activations one client at a time. The choice depends on the model, the device and the number of clients in
+    the block, never on timings.
 
     Args:
         spec: the model and its flat layout.
         batches: where samples come from.
         seed: the run's seed.
-        least: clients of a block from which on they train together; None chooses.
+        least: smallest number of clients in a block that train together; None chooses.
         clients_per_call: see :class:`BatchedEngine`.
         precision: of forward and backward passes.
 
     Attributes:
-        apart: operations that ``torch.func`` does for one client after another, known after the first block.
+        apart: operations that ``torch.func`` runs for one client after another, known after the first block.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class VmapEngine(BatchedEngine):
         if words and on_cpu and large:
             clients_per_call = clients_per_call or 1
         super().__init__(spec, batches, seed, network, clients_per_call)
-        # Dropout draws in the order of memory, which must not be another one than that of the plain loop.
+        # Dropout draws in the order of memory, which must be the same as in the plain loop.
         channels_last = on_cpu and network.activations * _BATCH > spec.P and not network.draws
         channels_last = channels_last and network.takes_channels_last()
         self.loop = LoopEngine(spec, batches, seed, channels_last, precision)
@@ -312,10 +312,10 @@ class VmapEngine(BatchedEngine):
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """PyTorch warns in every step of the operations that are :attr:`apart`: only names are kept of that.
+        """Turn PyTorch's warnings in every step about operations into names in :attr:`apart`.
 
-        After the first block its warnings are off, which costs nothing, unlike a filter: that would show
-        other warnings again that are shown once.
+        After the first block PyTorch itself switches these warnings off, which costs nothing. A filter would
+        show other warnings again that are shown only once.
         """
         if self.apart is None:
             self.apart = set()
@@ -342,7 +342,7 @@ class VmapEngine(BatchedEngine):
 
 
 class _WithoutPadding(TorchFunctionMode):
-    """While it is entered, BatchNorm leaves the padding of a batch out of its statistics.
+    """While this mode is active, BatchNorm leaves the padding of a batch out of its statistics.
 
     Args:
         counted: 1 for samples, 0 for padding, ``(B,)``.
@@ -376,7 +376,7 @@ class _WithoutPadding(TorchFunctionMode):
         if len(x) != len(self._counted):
             raise Unsupported("a BatchNorm's batch is not the batch of samples")
         if self._least * x[0, 0].numel() < 2:
-            raise ValueError("a batch of one has no variance")  # alone, PyTorch says it with the shape
+            raise ValueError("a batch of one has no variance")  # PyTorch's own message contains the shape
         over, channels = (0, *range(2, x.dim())), (1, -1, *[1] * (x.dim() - 2))
         counted = self._counted.view(-1, *[1] * (x.dim() - 1))
         count = self._counted.sum() * x[0, 0].numel()
@@ -393,15 +393,15 @@ class _WithoutPadding(TorchFunctionMode):
 
 
 def _rehearse(module: nn.Module, spec: ModelSpec) -> tuple[int, list[dropout.Draw]]:
-    """Take a step without changing the module, to see what the forward pass draws, and what it keeps for the
+    """Run a forward pass without changing the module, to see what it draws, and what it keeps for the
     backward pass.
 
     Returns:
-        Numbers per sample, not counting weights; and the draws of dropout.
+        Numbers kept per sample, not counting weights; and the draws of dropout.
 
     Raises:
-        Unsupported: if the module draws other random numbers, or puts another tensor in the place of a buffer
-            that is no part of the model, which would be lost.
+        Unsupported: if the module draws other random numbers, or replaces a buffer that is not part of the
+            model by another tensor, which would be lost.
     """
     x, _ = spec.model.example(spec.shape, spec.classes, 2, np.random.default_rng(0))
     values: Tensors = dict(module.named_parameters())
