@@ -154,7 +154,7 @@ class Stored:
 
 
 def header(array: NDArray[Any]) -> bytes:
-    """The header of an ``.npy`` file that stores this array."""
+    """The header of an ``.npy`` file that stores this array, of any shape."""
     file = io.BytesIO()
     told = np.lib.format.header_data_from_array_1_0(array)  # type: ignore[no-untyped-call]
     np.lib.format.write_array_header_1_0(file, told)  # type: ignore[no-untyped-call]
