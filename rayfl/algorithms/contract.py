@@ -387,8 +387,7 @@ class RoundReport:
         bytes_up, bytes_down: what the cohort sent and received.
         gps_bytes_up, gps_bytes_down: what the LPSs sent to the GPS and received from it.
         remarks: messages for the user -> ids of the clients that they concern.
-        scores: tests of the models that the cohort has trained ``(M,)``, if asked for; methods do not see
-        them.
+        scores: tests of the models that the cohort has trained ``(M,)``, if enabled; methods do not see them.
     """
 
     losses: NDArray[np.float64]

@@ -166,8 +166,7 @@ def extend(distances: Array, new_rows: Array) -> Array:
 
     Args:
         distances: of the M old clients, condensed.
-        new_rows: from the B newcomers, clients M..M+B-1, to all clients, ``(B, M + B)``; the diagonal is
-        zero.
+        new_rows: from the B newcomers, clients M..M+B-1, to all clients, ``(B, M + B)``; zero diagonal.
 
     Raises:
         ValueError: if the sizes do not fit.

@@ -108,8 +108,8 @@ def largest_axes(values: Array, vectors: Array) -> Array:
 def by_neighbours(distances: ArrayLike, seed: int = 0) -> Array:
     """Positions ``(N, 2)`` by UMAP (McInnes, Healy, Melville 2018), which keeps near clients near.
 
-    It starts from :func:`classical`, so clusters without common neighbours stay where they were placed there.
-    The first call in a process compiles for some seconds.
+    It starts from :func:`classical`, so clusters without common neighbours keep their relative places. The
+    first call in a process compiles for some seconds.
 
     Args:
         distances: ``(N, N)``, symmetric, of at least ``LEAST`` clients.

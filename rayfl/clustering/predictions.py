@@ -80,8 +80,8 @@ def clustering_error(together: Joint, groups: NDArray[np.integer]) -> tuple[int,
     error"). A beta that is too small makes false positives, one that is too large false negatives.
 
     Args:
-        together: ``(N, N)``, symmetric, whether two clients are together; for disjoint clusters ``labels[:,
-        None] == labels``.
+        together: ``(N, N)``, symmetric, whether two clients are together; for disjoint clusters
+            ``labels[:, None] == labels``.
         groups: true group of each client ``(N,)``.
 
     Returns:

@@ -187,7 +187,7 @@ def tile(proximity: str, left: Block, right: Block | None = None, precise: bool 
         proximity: as given to :func:`pack`.
         left: n clients.
         right: m clients; None for the pairs within ``left``, of which only the upper triangle is computed
-        (the lower one is undefined, the diagonal 0).
+            (the lower one is undefined, the diagonal 0).
         precise: compute and return double precision.
 
     Returns:

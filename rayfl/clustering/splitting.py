@@ -93,7 +93,7 @@ def reference_of_half(root: float, norms: NDArray[np.float64]) -> float:
 
 
 class SplitCriteria(Section):
-    """When CFL splits a cluster: the base of all criteria, whatever the unit of the norms."""
+    """When CFL splits a cluster: the base of the criteria for all units of the norms."""
 
     renamed: ClassVar[Mapping[str, str]] = {"norms": "name"}
 
@@ -211,7 +211,7 @@ def decide(
 
     Raises:
         ValueError: as :func:`~rayfl.clustering.bipartition.bipartition`, if there are not m norms, or if
-        similarities are needed and missing.
+            similarities are needed and missing.
     """
     if len(norms.each) != len(ids):
         raise ValueError(f"{len(ids)} clients have as many norms, got {len(norms.each)}")

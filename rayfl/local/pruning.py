@@ -300,8 +300,8 @@ def _keep(magnitude: NDArray[np.floating], alive: Mask, share: float) -> Mask:
     # No value lies between the two around the quantile, so it is enough to compare with one of them. NumPy
     # selects one value in single precision ten times as fast as two, or one in double precision. Entries that
     # are not alive become zeros and come first: a product takes a third of the time of a selection by index.
-    # With many zeros the alive ones are selected all the same, since NumPy takes up to fifty times as long to
-    # partition equal values.
+    # With many zeros the alive ones are selected by index after all, since NumPy takes up to fifty times as
+    # long to partition equal values.
     place = (count - 1) * share
     first, gone = math.floor(place), len(alive) - count
     if 4 * gone > len(alive):

@@ -55,7 +55,7 @@ class SubFedAvg(LocalObjective):
     each, and the mask, 1 bit for every weight or channel that could have been pruned. (The costs of Table
     4.1 are counted in this way, except that there only each pruned weight costs a bit.)
 
-    One threshold for all layers may leave a layer without any weight; the run says so when it happens.
+    One threshold for all layers may leave a layer without any weight; the run reports this when it happens.
 
     Decisions. Validation accuracy is that of the trained model, as in the text (the authors' code takes test
     accuracy after pruning). All clients have equal weight unless ``average: samples`` is set. The tested
