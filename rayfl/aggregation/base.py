@@ -16,19 +16,19 @@ from rayfl.settings import Section
 class Aggregation(Section):
     """How a local server turns the models ``w_j`` of its clients into one; one rule per file.
 
-    The method says who contributes to which model, and with which weights: row k of its matrix A. A rule is
-    applied to each row by itself, to the m clients with a nonzero weight that delivered a model. It has two
-    stages, and overrides one of them, or both:
+    The method defines who contributes to which model, and with which weights: row k of its matrix A. A rule
+    is applied to each row separately, to the m clients with a nonzero weight that delivered a model. It has
+    two stages, and overrides one or both:
 
-    1. :meth:`reweigh` sees how the updates ``u_j = w_j - w`` from the old model w lie to each other, and
-       gives the clients other weights. Clients that get weight 0 are left out of what follows.
+    1. :meth:`reweigh` gets the inner products of the updates ``u_j = w_j - w`` from the old model w, and
+       returns new weights of the clients. Clients with weight 0 are left out of the second stage.
     2. :meth:`combine` gets the parameters themselves, some at a time, and reduces each over the clients.
 
-    A client with NaN or infinity among what it sends gets weight 0 in the first stage. In the second stage
-    the rule has to deal with it.
+    A client that sends NaN or infinity gets weight 0 in the first stage. In the second stage the rule has to
+    handle such values.
 
-    Running statistics (BatchNorm) take no part in the first stage. They are combined as the parameters are,
-    and kept within the range of the clients' and the old values: a variance never becomes negative.
+    Running statistics (BatchNorm) are not used in the first stage. They are combined like the parameters, and
+    kept within the range of the clients' and the old values, so a variance never becomes negative.
     """
 
     name: str = ""

@@ -20,8 +20,8 @@ class GeometricMedian(Aggregation):
 
     That is ``sum_j alpha_j |z - w_j|``, where ``alpha_j`` is the client's share of the weights. Starting with
     the weighted mean, ``beta_j = alpha_j / max(nu, |z - w_j|)`` and ``z <- sum_j beta_j w_j / sum_j beta_j``
-    are repeated. It withstands clients that send anything as long as they have less than half of the weight.
-    As in the paper the method's weights count (FedAvg: ``n_j``).
+    are repeated. It withstands clients that send arbitrary models, as long as they have less than half of the
+    weight. As in the paper the method's weights apply (FedAvg: ``n_j``).
 
     z is always a mean of the models, so the distances follow from the inner products of the updates. In the
     paper each repetition is another secure average, for which clients send their vectors again. Here clients

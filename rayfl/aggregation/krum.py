@@ -16,12 +16,12 @@ class Krum(Aggregation):
     """The model that is closest to its neighbours, or with ``m`` above 1 the mean of the m closest models.
 
     The score of a client is the sum of the squared distances of its update to the ``n - f - 2`` updates
-    closest to it, of n clients (at least to one). The client with the least score is chosen, of equal ones
-    the first; Multi-Krum chooses m, at most all, and takes their mean. As in the paper every client counts
-    the same, whatever the number of its samples.
+    closest to it (at least one), where n is the number of clients. The client with the least score is chosen
+    (ties: the first); Multi-Krum chooses m, at most all, and takes their mean. As in the paper all clients
+    have equal weight, regardless of their numbers of samples.
 
-    f clients that send anything need ``n >= 2 f + 3``. Fewer clients are an error, also where only one
-    cluster has fewer. With ``f: 0`` any number will do.
+    To withstand f clients that send arbitrary models, ``n >= 2 f + 3`` is needed. Fewer clients are an error,
+    even in a single cluster. With ``f: 0`` any number is allowed.
     """
 
     name: Literal["krum"] = "krum"

@@ -13,9 +13,9 @@ from rayfl.aggregation.base import Aggregation
 class Median(Aggregation):
     """The median of each parameter over the clients; the mean of the middle two if their number is even.
 
-    It withstands clients that send anything, as long as they are fewer than half. As in the paper every
-    client counts the same: the number of its samples, which a malicious client could invent, does not
-    count. NaN is taken for larger than every number.
+    It withstands clients that send arbitrary models, as long as they are fewer than half. As in the paper all
+    clients have equal weight: a malicious client could invent its number of samples. NaN counts as larger
+    than every number.
     """
 
     name: Literal["median"] = "median"

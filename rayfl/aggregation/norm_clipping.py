@@ -15,8 +15,8 @@ class NormClipping(Aggregation):
     """The weighted mean of updates of bounded length.
 
     ``u_j = w_j - w`` is the update of client j from the old model w, and the new model is ``w + sum_j a_j u_j
-    / max(1, |u_j| / M) / sum_j a_j``. The method's weights ``a_j`` count (FedAvg: ``n_j``). Running
-    statistics move by the same factors.
+    / max(1, |u_j| / M) / sum_j a_j``. The method's weights ``a_j`` apply (FedAvg: ``n_j``). Changes of
+    running statistics are scaled by the same factors.
     """
 
     name: Literal["norm_clipping"] = "norm_clipping"

@@ -15,9 +15,9 @@ class TrimmedMean(Aggregation):
     """The mean of each parameter without the largest and the smallest share beta of its m values.
 
     ``floor(beta m)`` values are removed at each end: with fewer than ``1 / beta`` clients none. It withstands
-    as many clients that send anything; beta must be at least their share. As in the paper every client
-    counts the same, whatever the number of its samples. With ``share: 0`` it is the unweighted mean. NaN is
-    taken for larger than every number.
+    that many clients that send arbitrary models, so beta must be at least their share. As in the paper all
+    clients have equal weight, regardless of their numbers of samples. With ``share: 0`` it is the unweighted
+    mean. NaN counts as larger than every number.
     """
 
     name: Literal["trimmed_mean"] = "trimmed_mean"

@@ -1,17 +1,17 @@
-"""How to write a method: the contract of an algorithm; its defaults are FedAvg (McMahan et al. 2017).
+"""How to write a method: the base class of all algorithms. Its defaults are FedAvg (McMahan et al. 2017).
 
 **The idea.** Every aggregation is ``W_new = A W``: the rows of ``W`` are the models trained in a round; row
-``k`` of the mixing matrix ``A`` says how output model ``k`` is averaged. A method never sees a model. It says
-who trains from which model, and what ``A`` is; the servers train, multiply and keep the models. An
-aggregation rule other than the mean (:mod:`rayfl.aggregation`) takes the place of the product, row by row.
+``k`` of the mixing matrix ``A`` defines how output model ``k`` is averaged. A method never sees a model. It
+defines who trains from which model, and what ``A`` is; the runtime trains, multiplies and stores the models.
+An aggregation rule other than the mean (:mod:`rayfl.aggregation`) replaces the product, row by row.
 
-**The round.** Each step is a hook, a method of :class:`Algorithm`; override those that are yours::
+**The round.** Each step is a hook, a method of :class:`Algorithm`; override those that your method changes::
 
-    join, drift      clients came, or have other data                    a model for them, or new clusters
-    recluster        before a round                                      new clusters, if it is time
-    cohort, select   who takes part; which model does each want          ids; the state with their choice
+    join, drift      clients joined, or their data changed               a model for them, or new clusters
+    recluster        before a round                                      new clusters, if they are due
+    cohort, select   who takes part; which model each client chooses     ids; the state with their choice
     plan, work       who starts from which model; epochs, rates          Plan, LocalWork
-      reports        what clients say of their trained models, by name   ClientReport -> arrays (M, ...)
+      reports        what clients report of their trained models         ClientReport -> arrays (M, ...)
       mix            A, from the plan (and the reports)                  Mixing
       server_step    what each server does with its average              ServerStep, with vectors it keeps
       server_training  training with the server's samples afterwards     ServerTraining
@@ -118,7 +118,7 @@ if TYPE_CHECKING:
 
 
 _WITNESSES = 20
-"""Most users of a model whose loss says what is usual."""
+"""Maximum number of users per model whose losses the newcomers' losses are compared with."""
 
 
 class Algorithm(Section, Generic[S]):
@@ -132,10 +132,10 @@ class Algorithm(Section, Generic[S]):
     defaults: ClassVar[Mapping[str, Any]] = {}
 
     uses_sampling: ClassVar[bool] = True
-    """Whether ``sampling`` can draw its cohorts; otherwise another one than ``uniform`` is refused."""
+    """Whether ``sampling`` draws the cohorts; otherwise any sampling but ``uniform`` is refused."""
 
     selects: ClassVar[bool] = False
-    """Whether clients choose among the models (:meth:`select`); before a test all of them do."""
+    """Whether clients choose among the models (:meth:`select`); before a test all clients choose."""
 
     keeps_updates: ClassVar[bool] = False
     """Whether the servers keep every client's latest update ``w_i - w`` (``Clients.cosines``)."""
@@ -144,17 +144,17 @@ class Algorithm(Section, Generic[S]):
     """Whether :meth:`mix` needs the reports: then A is known only after training."""
 
     objectives: ClassVar[tuple[str, ...] | None] = None
-    """The local objectives that make sense with it; None for all."""
+    """The local objectives that make sense with the method; None for all."""
 
     takes_momentum: ClassVar[bool] = True
-    """Whether ``training.momentum`` makes sense with it."""
+    """Whether ``training.momentum`` makes sense with the method."""
 
     takes_aggregation: ClassVar[bool] = True
-    """Whether an aggregation rule other than the mean makes sense with it: not if nothing is averaged, or the
-    old model is a part of the average."""
+    """Whether an aggregation rule other than the mean makes sense with the method: not if nothing is
+    averaged, or if the old model is a part of the average."""
 
     takes: ClassVar[tuple[str, ...]] = ()
-    """Of the config sections ``clustering`` and ``hierarchy``, which only some methods use: its own."""
+    """Which of the config sections ``clustering`` and ``hierarchy`` the method uses."""
 
     def __class_getitem__(cls, state: Any) -> type[Algorithm[Any]]:
         """Make ``Algorithm[SeenState]`` visible to type checkers only.
@@ -165,7 +165,7 @@ class Algorithm(Section, Generic[S]):
 
     @property
     def public_samples(self) -> int:
-        """Number of samples that the server needs for itself, besides those for signatures."""
+        """Number of samples that the method needs at the server, in addition to those for signatures."""
         return 0
 
     def check(self, spec: ModelSpec) -> None:
@@ -181,7 +181,7 @@ class Algorithm(Section, Generic[S]):
 
     def begin(self, setup: Setup) -> S:
         """The state before round 0."""
-        # A method with a state of its own begins with that.
+        # Methods with their own state class override this.
         return cast("S", ServerState(0, len(self.initial(setup)), np.zeros(setup.clients, np.int64)))
 
     def grow(self, setup: Setup, state: S) -> S:
@@ -200,8 +200,7 @@ class Algorithm(Section, Generic[S]):
         return self.select(setup, state, newcomers, clients) if self.selects else state
 
     def fit(self, setup: Setup, state: S, newcomers: NDArray[np.int64], clients: Clients) -> Fit | None:
-        """How well ``newcomers`` ``(n,)`` fit the models that :meth:`join` assigned; None if it cannot be
-        said.
+        """How well ``newcomers`` ``(n,)`` fit the models that :meth:`join` assigned; None if unknown.
 
         By default the loss is compared: on the newcomers' training data, and on test data of the models'
         current users (at most ``_WITNESSES`` per model). Neither has been trained on.
@@ -218,15 +217,15 @@ class Algorithm(Section, Generic[S]):
     def drift(
         self, setup: Setup, state: S, drifted: NDArray[np.int64], clients: Clients
     ) -> S | Regrouping[S]:
-        """The data of these clients ``(n,)`` have changed."""
+        """The state, or new clusters, after the data of clients ``drifted`` ``(n,)`` have changed."""
         return state
 
     def recluster(self, setup: Setup, state: S, clients: Clients) -> Regrouping[S] | None:
-        """New clusters before the next round, if it is time for them."""
+        """New clusters before the next round; None if they are not due."""
         return None
 
     def cohort(self, setup: Setup, state: S, clients: Clients) -> tuple[S, NDArray[np.int64]]:
-        """Draw the clients that take part, ids ascending, as ``sampling`` says; and the next state."""
+        """Draw the clients that take part by ``sampling``; return the next state and their ids, ascending."""
         return sample_cohort(setup, state, clients, self.select if self.selects else None)
 
     def select(self, setup: Setup, state: S, who: NDArray[np.int64], clients: Clients) -> S:
@@ -248,7 +247,7 @@ class Algorithm(Section, Generic[S]):
         """Number of models that clients download in a round.
 
         A mixture counts as one model, which the server forms; methods whose clients form it themselves
-        override this. Clients that choose download every model. Clients that are only asked
+        override this. Clients that choose download every model. Clients that only report a loss
         (:func:`only_asked`) count, too.
         """
         each = state.models if self.selects else 1
@@ -275,13 +274,13 @@ class Algorithm(Section, Generic[S]):
         return None
 
     def server_training(self, setup: Setup, state: S) -> ServerTraining | None:
-        """What servers do with their models after all averages of the round, with samples of their own; None
-        for nothing.
+        """How servers train their models on samples of the server, after all averages of the round; None for
+        no such training.
         """
         return None
 
     def global_step(self, setup: Setup, state: S) -> GlobalStep | None:
-        """What the GPS averages over the LPSs after the round, as ``hierarchy`` says.
+        """What the GPS averages over the LPSs after the round, as configured in ``hierarchy``.
 
         None for methods that do not use that section.
         """
@@ -292,7 +291,7 @@ class Algorithm(Section, Generic[S]):
         return replace(state, round=state.round + 1)
 
     def split(self, setup: Setup, state: S, clients: Clients) -> Regrouping[S] | None:
-        """New clusters after a round, from what it showed. ``state`` is that of :meth:`end`."""
+        """New clusters after a round, based on its results; ``state`` is the result of :meth:`end`."""
         return None
 
     def diagnose(self, setup: Setup, state: S, clients: Clients) -> list[dict[str, Any]]:
@@ -301,7 +300,7 @@ class Algorithm(Section, Generic[S]):
 
     def tested_with(self, setup: Setup, state: S, clients: Clients) -> Served:
         """The model, or the mixture of models, that each client uses and is tested with, ``(N,)`` or ``(N,
-        K)``: by default that from which it trains.
+        K)``; by default the one that the client starts training from.
         """
         return state.served
 
@@ -370,14 +369,14 @@ def sample_cohort(
 ) -> tuple[S, NDArray[np.int64]]:
     """The ids of the clients sampled in a round, ascending: ``max(1, round(rho N))`` of those present.
 
-    A sampling that chooses for several rounds at once leaves a queue in the state; the next clients are taken
-    from it. Clients that left are removed from the queue; clients that joined take part when the sampling
-    chooses again.
+    A sampling that chooses for several rounds in advance leaves a queue in the state; the next clients are
+    taken from it. Clients that left are removed from the queue; clients that joined take part when the
+    sampling chooses again.
 
     Args:
         setup, state, clients: as for :meth:`Algorithm.cohort`.
-        select: :meth:`Algorithm.select` of a method whose clients choose their models. Those that report a
-            loss choose first: what they chose for the last test must not count.
+        select: :meth:`Algorithm.select` of a method whose clients choose their models. Before they report
+            losses they choose again, so that their choice for the last test has no influence.
     """
 
     def losses() -> NDArray[np.float64]:
@@ -410,15 +409,14 @@ def sample_cohort(
 
 
 def _among(values: NDArray[np.int64], present: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The clients that are present; without a copy if all are."""
+    """The values of the present clients; not copied if all clients are present."""
     return values if len(present) == len(values) else values[present]
 
 
 def choose_by_loss(state: S, who: NDArray[np.int64], clients: Clients, split: Split) -> S:
-    """Each client of ``who`` ``(n,)`` takes the model with the lowest loss on a part of its data (ties:
-    lowest).
+    """Each client of ``who`` ``(n,)`` takes the model with the lowest loss on a part of its data.
 
-    :func:`losses_on` says which data are used if a client has none of that part.
+    Ties: the lowest number. See :func:`losses_on` for clients without data of that part.
     """
     if state.models == 1:
         return state

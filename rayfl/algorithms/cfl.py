@@ -54,7 +54,7 @@ class CFL(Algorithm[CFLState]):
     2. If ``|d_c| < eps1`` and ``max_i |d_i| > eps2``, the optimal bipartition of the members is found from
        the cosines of their updates. ``criteria`` has absolute norms, as in the paper, or relative ones, which
        carry over between datasets.
-    3. The cluster is split if ``gamma_max < sqrt((1 - a_cross) / 2)``. Both halves go on from the moved
+    3. The cluster is split if ``gamma_max < sqrt((1 - a_cross) / 2)``. Both halves continue from the updated
        model.
 
     If not all members take part in a round, the latest updates of the others are used, also in ``|d_c|``. An
@@ -81,8 +81,8 @@ class CFL(Algorithm[CFLState]):
         parameters; with ``algorithm.sketch`` only sketches are compared. No client state.
 
     Fails when:
-        eps1 and eps2 do not fit: they are norms, which belong to the dataset, the model and the number of
-        samples (``criteria: relative`` carries over). Clients take part rarely. Updates of few
+        eps1 and eps2 do not fit: they are norms, which depend on the dataset, the model and the number of
+        samples (``criteria: relative`` carries over). Clients take part rarely. Updates from few
         samples are noise: with 20 samples for each client the groups are not separated.
 
     Shown by:
@@ -150,9 +150,10 @@ class CFL(Algorithm[CFLState]):
         return {"norms": UpdateLengths()}
 
     def end(self, setup: Setup, state: CFLState, plan: Plan, report: RoundReport) -> CFLState:
-        """Remember the norms of the updates and of their means, and which clusters they call to split.
+        """Store the norms of the updates and of their means, and count the rounds in which they met the
+        criteria.
 
-        Where not all members took part, the norm of the mean is not known yet: it does not refuse then.
+        If not all members took part, the norm of the mean is not known yet; it then counts as 0.
         """
         state = super().end(setup, state.observed(setup, plan, report), plan, report)
         ripe = np.zeros(state.models, np.int64)
@@ -163,10 +164,10 @@ class CFL(Algorithm[CFLState]):
         return replace(state, ripe=ripe)
 
     def split(self, setup: Setup, state: CFLState, clients: Clients) -> Regrouping[CFLState] | None:
-        """Split the clusters that call for it; a half is a new node of the tree.
+        """Split the clusters that meet the criteria; each half becomes a new node of the tree.
 
-        A node that is split goes back to the model from which its members' updates were made: the newcomers'
-        will be compared with those.
+        A node that is split is reset to the model from which its members computed their updates, because
+        updates of newcomers will be compared with these.
         """
         assignment, norms, reference = state.assignment.copy(), state.norms.copy(), state.reference.tolist()
         tree, splits = state.tree, []
@@ -207,7 +208,7 @@ class CFL(Algorithm[CFLState]):
     def examine(
         self, setup: Setup, state: CFLState, cluster: int, clients: Clients
     ) -> tuple[Bipartition, UpdateNorms] | None:
-        """The halves of a cluster that is to be split, and the norms that say so; None of the others."""
+        """The halves of a cluster that is to be split, and the norms of its updates; None for no split."""
         members, seen = state.latest(setup, cluster, self.weighted)
         if np.isnan(seen.each).any() or state.ripe[cluster] < self.criteria.patience:
             return None
@@ -218,7 +219,7 @@ class CFL(Algorithm[CFLState]):
     def _compare(
         self, members: NDArray[np.int64], norms: UpdateNorms, clients: Clients
     ) -> tuple[NDArray[np.float64], UpdateNorms]:
-        """Cosines of the members' latest updates, condensed, and their norms with that of their mean."""
+        """Cosines of the members' latest updates, condensed; norms of the updates and of their mean."""
         from scipy.spatial.distance import squareform
 
         if self.sketch:
@@ -228,9 +229,9 @@ class CFL(Algorithm[CFLState]):
         return similarities, norms.with_mean_by(similarities)
 
     def diagnose(self, setup: Setup, state: CFLState, clients: Clients) -> list[dict[str, Any]]:
-        """A row a cluster: the norms of its updates, also relative; with ``gap`` how clear the bipartition.
+        """One row per cluster: absolute and relative norms of its updates; with ``gap`` also its bipartition.
 
-        ``mean_norm`` is NaN without ``gap`` where not all members took part: it takes their updates.
+        Without ``gap``, ``mean_norm`` is NaN if not all members took part: it needs all their updates.
         """
         rows = []
         for cluster in np.unique(state.assignment[setup.present]).tolist():
@@ -261,7 +262,7 @@ class CFL(Algorithm[CFLState]):
     def fit(
         self, setup: Setup, state: CFLState, newcomers: NDArray[np.int64], clients: Clients
     ) -> Fit | None:
-        """At the last step down the tree; without a split by the loss."""
+        """Compare updates at the last step down the tree; before the first split, compare losses."""
         leaves = state.assignment[newcomers]
         above = state.tree.parent[leaves]
         if (above < 0).any():
@@ -275,7 +276,7 @@ class CFL(Algorithm[CFLState]):
     def tested_with(self, setup: Setup, state: CFLState, clients: Clients) -> NDArray[np.int64]:
         """With ``fallback`` the node of least validation loss on each client's way from the root to its leaf.
 
-        Of equal losses the most specialised.
+        Ties: the most specialised node.
         """
         if not self.fallback or state.models == 1:
             return state.assignment

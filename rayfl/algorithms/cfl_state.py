@@ -1,4 +1,4 @@
-"""What CFL's servers know of their clients' updates, and the clusters that these call to split."""
+"""The state of CFL: the parameter tree, and the norms of the clients' latest updates."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class CFLState(ServerState):
     Attributes:
         tree: its nodes are the models.
         update_norms: the norm of each model's update in the last round ``(K,)``.
-        complete: whether the update is the mean over all its members ``(K,)``.
+        complete: whether that update is the mean over all members of the cluster ``(K,)``.
         norms: norms of the clients' latest updates ``(N,)``; NaN if none was made in the present cluster.
         reference: the norm with which each cluster's longest update is compared ``(K,)``.
-        ripe: number of rounds for which the criteria on norms have been met ``(K,)``.
+        ripe: number of consecutive rounds in which the criteria on norms have been met ``(K,)``.
     """
 
     renamed: ClassVar[Mapping[str, str]] = {"moved": "update_norms"}
@@ -52,7 +52,7 @@ class CFLState(ServerState):
     def latest(self, setup: Setup, cluster: int, weighted: bool) -> tuple[NDArray[np.int64], UpdateNorms]:
         """The present members of a cluster ``(m,)`` and the norms of their latest updates.
 
-        That of the mean is NaN if not all of them took part in the last round.
+        The norm of their mean is NaN if not all members took part in the last round.
         """
         members: NDArray[np.int64] = setup.present[self.assignment[setup.present] == cluster]
         weights = setup.sizes[members].astype(np.float64) if weighted else np.ones(len(members))

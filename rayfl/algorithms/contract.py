@@ -177,8 +177,8 @@ class GlobalStep:
     Attributes:
         layers: ranges of the parameter vector, each with the group ``(L,)`` in which an LPS averages them.
         due: the LPSs that take part ``(L,)``; the others carry their samples over to their next global step.
-        weights: of the LPSs ``(L,)``; None for the weights of the clients averaged in each since its last
-            global step: their samples, unless the method averages otherwise.
+        weights: of the LPSs ``(L,)``; None: the weight of an LPS is that of the clients averaged there since
+            its last global step (their samples, unless the method averages with other weights).
     """
 
     layers: tuple[tuple[Segments, NDArray[np.int64]], ...]
@@ -267,7 +267,7 @@ class ServerState:
         models: K.
         assignment: the model, or cluster, that each client belongs to, ``(N,)`` in ``range(K)``.
         clustered: whether the clients have been clustered.
-        sweep: who takes part in the next rounds, if the sampling chooses for several at once.
+        sweep: who takes part in the next rounds, if the sampling chooses for several in advance.
     """
 
     round: int
@@ -296,8 +296,8 @@ class ServerState:
     def served(self) -> Served:
         """What each client starts a round from, and is tested with: by default the model of its assignment.
 
-        Methods whose clients start from mixtures of models return rows of shares ``(N, K)``. Rows of clients
-        that are not there may be empty.
+        Methods whose clients start from mixtures of models return rows of shares ``(N, K)``. Rows of absent
+        clients may be empty.
         """
         return self.assignment
 
@@ -312,12 +312,13 @@ class Plan:
 
     Attributes:
         cohort: client ids ``(M,)``, sorted by (group, id); blocks are cut from it in this order.
-        start: the model, or the mixture of models, that each starts from: ``(M,)`` in ``range(K)``, or
+        start: the model, or the mixture of models, that each client starts from: ``(M,)`` in ``range(K)``, or
             ``(M, K)``.
-        group: the local parameter server that each reports to, ``(M,)``.
-        updates: whether the clients send their updates ``w_j - s_j``, with s_j where they started. Then model
-            ``k`` becomes ``w_k + sum_j a_kj (w_j - s_j) / (sum_j a_kj + b_k)``: for clients that start from
-            other models than those to which they contribute. Running statistics are averaged as usual.
+        group: the local parameter server that each client reports to, ``(M,)``.
+        updates: whether the clients send their updates ``w_j - s_j``, where s_j is the model that client j
+            started from. Then model ``k`` becomes ``w_k + sum_j a_kj (w_j - s_j) / (sum_j a_kj + b_k)``. For
+            clients that contribute to other models than they start from. Running statistics are averaged as
+            usual.
     """
 
     cohort: NDArray[np.int64]
@@ -337,14 +338,13 @@ class Mixing:
     """How trained models become the next ones: the mixing matrix A.
 
     Model ``k`` becomes ``(sum_j a_kj w_j + b_k w_k) / (sum_j a_kj + b_k)`` with ``b_k = sum_j b_kj``, over
-    the clients ``j`` that delivered a model (of updates: see :class:`Plan`). A row without such clients keeps
-    its model. Integer weights such
-    as ``n_i`` make the sums exact to 2^-53.
+    the clients ``j`` that delivered a model (for updates see :class:`Plan`). A row without such clients keeps
+    its model. Integer weights such as ``n_i`` make the sums exact to 2^-53.
 
     Attributes:
         weights: ``a``, ``A`` before its rows are normalised, sparse ``(K', M)``.
-        keep: ``b``, the weight of the old model that each client adds (FedNova), sparse ``(K', M)``, with
-        entries only where ``weights`` has some; None for none.
+        keep: ``b``, the weight that each client adds to the old model (FedNova), sparse ``(K', M)``, with
+            entries only where ``weights`` has some; None for zeros.
         parents: the old model ``w_k`` of each new one, ``(K',)``; None if the models stay the same K.
     """
 
@@ -363,7 +363,7 @@ class Regrouping(Generic[S]):
         clusters: the clustering by signatures that they come from, if any.
         facts: further entries for ``clusters.json``.
         restored: models that are reset to their values before the round's training, ``(R,)``; for regrouping
-        after a round.
+            after a round.
     """
 
     state: S
@@ -387,8 +387,7 @@ class RoundReport:
         bytes_up, bytes_down: what the cohort sent and received.
         gps_bytes_up, gps_bytes_down: what the LPSs sent to the GPS and received from it.
         remarks: messages for the user -> ids of the clients that they concern.
-        scores: tests of the models that the cohort has trained ``(M,)``, if asked for; methods do not see
-        them.
+        scores: tests of the models that the cohort has trained ``(M,)``, if enabled; methods do not see them.
     """
 
     losses: NDArray[np.float64]
@@ -427,10 +426,13 @@ class Clients(Protocol):
         ...
 
     def samples_by_model(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.int64]:
-        """How many samples in a part of each client's data each model fits best, ``(n, K)``.
+        """For each client and model, how many samples in a part of the client's data the model fits best.
 
-        That is the model of the lowest loss on the sample (ties: lowest number). Each client downloads all
+        The best model of a sample has the lowest loss on it (ties: lowest number). Each client downloads all
         models and sends K numbers.
+
+        Returns:
+            Counts ``(n, K)``.
         """
         ...
 
@@ -455,12 +457,13 @@ class Clients(Protocol):
             clustering: the settings.
             clients: ids ``(n,)``, ascending; default: all present clients.
             known: for each client the round in which it sent the signature that the servers have ``(n,)``; -1
-            for a client that sends one now; default: all do. Absent clients cannot send.
-            has_feature_map: whether the clients have received the feature map before, all or each ``(n,)``.
+                for a client that sends one now; default: all send one. Absent clients cannot send.
+            has_feature_map: whether the clients have received the feature map before: one value, or one per
+                client ``(n,)``.
 
         Returns:
-            The clusters, with labels ``(N,)``: -1 for other clients, and for clients without a signature as
-            far as such failures are tolerated. Without distances and tree.
+            The clusters, without distances and tree. Labels ``(N,)`` are -1 for all other clients, and for
+            clients without a signature if their number is tolerated.
 
         Raises:
             RayflError: if the clients are too many for the memory, or too many clients have no signature.
@@ -468,7 +471,7 @@ class Clients(Protocol):
         ...
 
     def relatedness(self) -> Graph:
-        """The graph of the present clients, by their positions among these.
+        """The graph of the present clients; vertex i is the i-th of ``Setup.present``.
 
         Neighbours have similar label histograms, which clients send once per stage.
         """
@@ -483,7 +486,7 @@ class Clients(Protocol):
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The ids of the clients that have a signature ``(m,)``, ascending, and their distances.
 
-        Distances are by ``clustering.measure``, condensed ``(m (m - 1) / 2,)``, for at most ``BLOCK``
+        Distances use ``clustering.measure`` and are condensed ``(m (m - 1) / 2,)``; for at most ``BLOCK``
         clients. ``known`` and ``has_feature_map`` as for :meth:`cluster`.
         """
         ...
@@ -513,15 +516,18 @@ class Clients(Protocol):
         """Random projections of the clients' latest updates to ``size`` numbers, ``(n, size)``.
 
         Raises:
-            ValueError: if a client never sent one.
+            ValueError: if a client never sent an update.
         """
         ...
 
     def updates_from(
         self, clients: NDArray[np.int64], models: NDArray[np.int64], size: int
     ) -> NDArray[np.float32]:
-        """Train each client from ``models[i]`` as in this round, without averaging.
+        """Train client i from ``models[i]`` as in this round, without averaging.
 
-        Returns sketches of the updates ``(n, size)``. Each client downloads its model and sends its update.
+        Each client downloads its model and sends its update.
+
+        Returns:
+            Sketches of the updates ``(n, size)``.
         """
         ...

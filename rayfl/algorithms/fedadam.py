@@ -18,8 +18,8 @@ from rayfl.server_step import Averaged, ServerStep, Vectors
 class FedAdam(Algorithm):
     """FedAvg with Adam at the server.
 
-    The server takes the weighted mean of the clients' updates, Delta, for a gradient and makes a step of
-    Adam, so that each parameter has a step size of its own.
+    The server uses the weighted mean of the clients' updates, Delta, as a gradient and takes a step of Adam,
+    so each parameter has its own step size.
 
     In every round, for every model::
 
@@ -76,7 +76,7 @@ class Adam(ServerStep):
         return {"m": 0.0, "v": self.tau**2}
 
     def apply(self, averaged: Averaged, vectors: Vectors) -> tuple[NDArray[np.float64], Vectors]:
-        """The step."""
+        """One step: the new model, and the new moments."""
         delta = averaged.update
         m = self.beta1 * vectors["m"] + (1 - self.beta1) * delta
         v = self.beta2 * vectors["v"] + (1 - self.beta2) * delta**2

@@ -64,6 +64,6 @@ class Momentum(ServerStep):
         return {"v": 0.0}
 
     def apply(self, averaged: Averaged, vectors: Vectors) -> tuple[NDArray[np.float64], Vectors]:
-        """The step."""
+        """One step: the new model, and the new velocity."""
         v = self.beta * vectors["v"] + averaged.update
         return averaged.old + self.lr * v, {"v": v}

@@ -21,7 +21,7 @@ from rayfl.training.reports import ClientReport, Reports, Trained
 
 @dataclass(frozen=True)
 class FedSEMState(ServerState):
-    """``seen``: whose trained model the server has seen ``(N,)``."""
+    """``seen``: whether the server has seen a trained model of each client ``(N,)``."""
 
     seen: NDArray[np.bool_] = per_client(False)
 
@@ -77,7 +77,7 @@ class FedSEM(Algorithm[FedSEMState]):
     def drift(
         self, setup: Setup, state: FedSEMState, drifted: NDArray[np.int64], clients: Clients
     ) -> FedSEMState:
-        """Their old models say nothing of their new data."""
+        """Forget that these clients were seen: their old models do not reflect their new data."""
         seen = state.seen.copy()
         seen[drifted] = False
         return replace(state, seen=seen)
@@ -85,15 +85,15 @@ class FedSEM(Algorithm[FedSEMState]):
     def select(
         self, setup: Setup, state: FedSEMState, who: NDArray[np.int64], clients: Clients
     ) -> FedSEMState:
-        """Those who have no center take the one of least training loss."""
+        """Clients without a center take the one with the least training loss."""
         unseen = who[~state.seen[who]]
         return choose_by_loss(state, unseen, clients, "train") if len(unseen) else state
 
     def downloads(self, setup: Setup, state: FedSEMState, plan: Plan) -> int:
-        """One model each, and all C for those who have no center; also by clients that are only asked."""
+        """One model per client, all C for clients without a center; clients that only report a loss count."""
         each = np.where(state.seen, 1, state.models)
         found, asked = int(each[plan.cohort].sum()), only_asked(setup, state, plan)
-        if asked:  # all others, but for a sampling that asks some of them: nobody knows whom
+        if asked:  # a sampling may ask only some of the others, and it is not known which: count their mean
             found += round(asked * float(each[np.setdiff1d(setup.present, plan.cohort)].mean()))
         return found
 
@@ -102,7 +102,7 @@ class FedSEM(Algorithm[FedSEMState]):
         return {"distances": Distances() if state.clustered else PairwiseDistances()}
 
     def mix(self, setup: Setup, state: FedSEMState, plan: Plan, reports: Reports) -> Mixing:
-        """The E-step says who is averaged with whom."""
+        """Average the clients that the E-step has assigned to the same center."""
         mixing = average(setup, plan, self._centers(setup, state, plan, reports), self.clusters)
         return mixing if state.clustered else replace(mixing, parents=np.zeros(self.clusters, np.int64))
 
@@ -118,7 +118,7 @@ class FedSEM(Algorithm[FedSEMState]):
         return centers
 
     def end(self, setup: Setup, state: FedSEMState, plan: Plan, report: RoundReport) -> FedSEMState:
-        """The participants belong to their centers, also in the next round."""
+        """Participants keep the center of this round until they take part again."""
         delivered = ~np.isin(plan.cohort, list(report.failures))
         centers = self._centers(setup, state, plan, report.reports)
         assignment, seen = state.assignment.copy(), state.seen.copy()
@@ -129,7 +129,7 @@ class FedSEM(Algorithm[FedSEMState]):
 
 
 _CACHED = 1 << 17
-"""Numbers of which a core's cache holds a few vectors."""
+"""Number of elements of which a core's cache holds a few arrays."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Distances(ClientReport):
         n = trained.spec.n_parameters
         rows = trained.rows[:, :n]
         centers = [model[:n].to(rows.device) for model in trained.models]
-        # A few clients at a time: what lies between fits in the cache.
+        # A few clients at a time, so that intermediate results fit in the cache.
         few = max(1, len(rows) if rows.is_cuda else _CACHED // max(1, n))
         found = [
             torch.stack([(own - center).double().square_().sum(1) for center in centers], dim=1)
@@ -161,12 +161,12 @@ class PairwiseDistances(ClientReport):
     combined = True
 
     def compute(self, trained: Trained) -> NDArray[np.floating]:
-        """The parameters themselves: the server of this method has them anyway."""
+        """The parameters themselves, which the server of this method receives anyway."""
         return trained.rows[:, : trained.spec.n_parameters].cpu().numpy()
 
     def combine(self, blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
-        """From all blocks, two of them in double precision at a time."""
-        middle = blocks[0].mean(axis=0, dtype=np.float64)  # so that no precision is lost
+        """The distances, from all blocks; only two blocks at a time are in double precision."""
+        middle = blocks[0].mean(axis=0, dtype=np.float64)  # centred rows lose less to cancellation
 
         def tile(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
             a, b = left - middle, right - middle

@@ -27,7 +27,7 @@ class FedSoftState(ServerState):
 
     Attributes:
         shares: u, how much of each client's data comes from each distribution ``(N, S)``.
-        told: the round before which each client was last asked ``(N,)``; -1: never.
+        told: the round before which each client last sent its counts ``(N,)``; -1: never.
     """
 
     shares: NDArray[np.float64] = per_client(1.0)
@@ -43,21 +43,21 @@ class FedSoft(Algorithm[FedSoftState]):
     """S centers, one for each distribution; a client trains once, near all of them.
 
     The data of client k are a mixture of S distributions, with shares u_ks. Its local objective is
-    ``h_k(w) = f_k(w) + (lambda / 2) sum_s u_ks |w - c_s|^2``. Where the shares sum to 1 that is FedProx
-    around the mixture of the centers, ``f_k(w) + (lambda / 2) |w - sum_s u_ks c_s|^2``, and a constant.
+    ``h_k(w) = f_k(w) + (lambda / 2) sum_s u_ks |w - c_s|^2``. If the shares sum to 1, this is FedProx around
+    the mixture of the centers, ``f_k(w) + (lambda / 2) |w - sum_s u_ks c_s|^2``, plus a constant.
 
     1. Every tau rounds each client counts on how many of its n_k samples each center has the least loss,
        n_ks, and sends ``u_ks = max(n_ks / n_k, sigma)``.
     2. For each center the server draws K clients with probabilities ``v_ks = u_ks n_k / sum_k u_ks n_k``.
-    3. Those who were drawn at least once train, once.
+    3. Every client drawn at least once trains once.
     4. Each center becomes the mean of the clients drawn for it.
 
-    Decisions: u is divided by its sum, which is 1 but for sigma. K is the size of FedAvg's cohort. If that is
-    all clients, none is drawn, and the centers become ``sum_k v_ks w_k``, which the draws estimate. Clients
-    are drawn without replacement, as the authors' code does. The paper does not say where the local solver
-    starts; here it starts at the mixture, where the proximal term is zero. (The authors' code goes on from
-    each client's last model.) Clients are tested with their mixture; ``evaluation.local`` tests the trained,
-    personal models. With one center and all clients this is FedProx.
+    Decisions: u is divided by its sum, which would be 1 without sigma. K is the size of FedAvg's cohort. If
+    that is all clients, there is no draw: the centers become ``sum_k v_ks w_k``, which draws would estimate.
+    Clients are drawn without replacement, as in the authors' code. The paper does not say where local
+    training starts; here it starts at the mixture, where the proximal term is zero. (The authors' code
+    continues from each client's last model.) Clients are tested with their mixture; ``evaluation.local``
+    tests the trained, personal models. With one center and all clients this is FedProx.
 
     Symbols:
         S: ``algorithm.clusters``
@@ -68,7 +68,7 @@ class FedSoft(Algorithm[FedSoftState]):
 
     Cost:
         S P parameters down for each client every tau rounds, and for each participant in the other rounds;
-        P up for each participant, of which there are up to S K. The server keeps S models. No client state.
+        P up for each of the up to S K participants. The server keeps S models. No client state.
 
     Fails when:
         At the start every center fits every client about equally well: then shares stay near 1 / S and all
@@ -78,7 +78,7 @@ class FedSoft(Algorithm[FedSoftState]):
     Shown by:
         - tests/algorithms/test_fedsoft.py::test_planted_mixtures_are_found
         - experiments/clustered/fedsoft.yaml: labels of USPS mixed 70 to 30, five seeds: 91.3 %, as IFCA and
-          FedAvg; the paper has it above IFCA on mixed letters
+          FedAvg; in the paper it is better than IFCA on mixed letters
     """
 
     name: Literal["fedsoft"] = "fedsoft"
@@ -95,32 +95,32 @@ class FedSoft(Algorithm[FedSoftState]):
         return tuple(range(self.clusters))
 
     def begin(self, setup: Setup) -> FedSoftState:
-        """Nothing is known yet."""
+        """Equal shares: nothing is known of the clients yet."""
         nothing, shares = np.zeros(setup.clients, np.int64), np.ones((setup.clients, self.clusters))
         return FedSoftState(0, self.clusters, nothing, clustered=True, shares=shares)
 
     def join(
         self, setup: Setup, state: FedSoftState, newcomers: NDArray[np.int64], clients: Clients
     ) -> FedSoftState:
-        """Newcomers count at once."""
+        """Newcomers send their counts immediately."""
         return self._asked(state, newcomers, clients)
 
     def drift(
         self, setup: Setup, state: FedSoftState, drifted: NDArray[np.int64], clients: Clients
     ) -> FedSoftState:
-        """Clients with new data count again at once."""
+        """Clients with new data send their counts again immediately."""
         return self._asked(state, drifted, clients)
 
     def recluster(
         self, setup: Setup, state: FedSoftState, clients: Clients
     ) -> Regrouping[FedSoftState] | None:
-        """Every tau rounds all clients count again."""
+        """All clients send their counts again every tau rounds."""
         if state.round % self.every:
             return None
         return Regrouping(self._asked(state, setup.present, clients), np.arange(self.clusters))
 
     def _asked(self, state: FedSoftState, who: NDArray[np.int64], clients: Clients) -> FedSoftState:
-        """The state once clients ``who`` ``(n,)`` have counted which center suits their samples (step 1)."""
+        """The state after clients ``who`` ``(n,)`` have counted which center fits their samples (step 1)."""
         counts = clients.samples_by_model(who, "train")  # (n, S)
         found = np.maximum(counts / counts.sum(axis=1, keepdims=True), self.smoother)
         shares, assignment, told = state.shares.copy(), state.assignment.copy(), state.told.copy()
@@ -135,7 +135,7 @@ class FedSoft(Algorithm[FedSoftState]):
         return state, np.flatnonzero(self._drawn(setup, state).any(axis=0))
 
     def _drawn(self, setup: Setup, state: FedSoftState) -> NDArray[np.float64]:
-        """What each client counts in the mean of each center ``(S, N)``."""
+        """The weight of each client in the mean of each center ``(S, N)``."""
         present, weights = setup.present, state.shares.T * setup.sizes  # (S, N)
         count = setup.training.cohort(len(present))
         if count == len(present):
@@ -146,9 +146,9 @@ class FedSoft(Algorithm[FedSoftState]):
         return drawn
 
     def mix(self, setup: Setup, state: FedSoftState, plan: Plan, reports: Reports) -> Mixing:
-        """A center is the mean of those who were drawn for it."""
+        """A center is the mean of the clients drawn for it."""
         return Mixing(scipy.sparse.csr_array(self._drawn(setup, state)[:, plan.cohort]))
 
     def downloads(self, setup: Setup, state: FedSoftState, plan: Plan) -> int:
-        """All centers, unless the client has them already: then it was asked before this round."""
+        """All centers, except for clients that downloaded them before this round to count."""
         return self.clusters * int((state.told[plan.cohort] != state.round).sum())

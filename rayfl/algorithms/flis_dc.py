@@ -26,16 +26,16 @@ from rayfl.training.reports import ClientReport, Predictions, Reports
 class FLISDC(Algorithm):
     """Overlapping clusters of clients whose models predict alike, formed in every round.
 
-    In each round the server lets every trained model predict samples of its own. Each participant gets a
+    In each round the server applies every trained model to samples that it holds. Each participant gets a
     cluster of all participants whose models predict like its own, and their mean is one of the next models.
-    In the next round each client downloads all of them and takes the one that suits it best.
+    In the next round each client downloads all of these models and takes the one that fits its data best.
 
     1. The server compares the predictions B_i, ``A_ij = <B_i, B_j>_F / (|B_i| |B_j|)``.
     2. Participant i has the cluster ``{j : A_ij >= beta}``. The models of its members, averaged by n_j, are
        one of the n cluster models.
     3. A client takes the model with the least loss on a held-out part of its own data (``selection``). The
-       thesis prints test data, which would be cheating. A client too small to hold anything out uses its
-       training data. All clients choose again before a test.
+       thesis uses test data here, which would bias the tests. A client too small to hold anything out uses
+       its training data. All clients choose again before a test.
 
     Symbols:
         beta: ``algorithm.beta``
@@ -75,7 +75,7 @@ class FLISDC(Algorithm):
 
     @property
     def public_samples(self) -> int:
-        """Those that the models predict."""
+        """Number of samples that the models predict."""
         return self.server_data.public_samples
 
     def select(
@@ -89,7 +89,7 @@ class FLISDC(Algorithm):
         return {"similarities": InferenceSimilarities(self.server_data)}
 
     def mix(self, setup: Setup, state: ServerState, plan: Plan, reports: Reports) -> Mixing:
-        """A row a participant: the clients that predict as it does."""
+        """One row per participant: the clients whose models predict like its own, weighted by n_j."""
         from scipy.spatial.distance import squareform
 
         joint = joint_clusters(squareform(reports["similarities"], checks=False), self.beta)
@@ -97,7 +97,7 @@ class FLISDC(Algorithm):
         return Mixing(scipy.sparse.csr_array(weights), parents=plan.group)
 
     def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
-        """A participant uses its own cluster's model; the others' choice is void, they choose again."""
+        """A participant uses its own cluster's model; other clients get model 0 until they choose again."""
         assignment = np.zeros_like(state.assignment)
         assignment[plan.cohort] = np.arange(len(plan.cohort))
         return super().end(
@@ -110,7 +110,7 @@ class InferenceSimilarities(Predictions):
     """``A_ij`` of all trained models, ``(M, M)``."""
 
     def combine(self, blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
-        """Of the predictions of all blocks."""
+        """Compare the predictions of all blocks."""
         from scipy.spatial.distance import squareform
 
         similarities = squareform(inference_similarities(np.concatenate(blocks)))

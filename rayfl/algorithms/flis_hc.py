@@ -15,14 +15,14 @@ from rayfl.algorithms.one_shot import OneShotClustered
 class FLISHC(OneShotClustered):
     """One-shot clustering by what the clients' first models predict on the server's data.
 
-    All clients train the same first model for one round and send it. The server lets each of these models
-    predict samples of its own and clusters clients whose models predict alike. Each cluster trains with
+    All clients train the same first model for one round and send it. The server applies each of these models
+    to samples that it holds and clusters clients whose models predict alike. Each cluster trains with
     FedAvg; the clusters stay.
 
     1. All clients train from w_0 for the local work of a round.
     2. Hierarchical clustering on ``1 - A``, where A is the cosine of the predictions, cut at ``1 - beta``.
-    3. FedAvg in each cluster from w_0. New clients train from w_0, too, by the work of round 0, and are added
-       to A as in PACFL.
+    3. FedAvg in each cluster from w_0. New clients also train from w_0, with the local work of round 0, and
+       are added to A as in PACFL.
 
     beta = 0 (threshold 1) is FedAvg, beta = 1 (threshold 0) gives SOLO's groups.
 

@@ -1,4 +1,4 @@
-"""FLT: clients related by the codes of their data train on the graph of who is related to whom.
+"""FLT: clients whose data have similar codes are related, and each client averages with its relatives.
 
 Jamali-Rad, Abdizadeh, Singh, "Federated learning with taskonomy for non-IID data", IEEE TNNLS 2022,
 Algorithms 2 (FCR) and 3.
@@ -31,8 +31,11 @@ from rayfl.training.reports import Reports
 class FLTState(OneShotState):
     """Case I: the clients' relatives, and the clusters that they form.
 
+    A kind of client is a set of clients with the same relatives.
+
     Attributes:
-        relatives: of each kind of client ``(K, N)``; None before the first graph, and in Case II.
+        relatives: which clients are relatives of each kind of client ``(K, N)``; None before the first graph,
+            and in Case II.
         disjoint: the disjoint cluster of each client ``(N,)``; -1 for none.
         free: the first number that no disjoint cluster has had.
     """
@@ -43,7 +46,7 @@ class FLTState(OneShotState):
 
     @property
     def clusters(self) -> NDArray[np.int64]:
-        """The disjoint clusters; clients share models otherwise."""
+        """The disjoint clusters ``(N,)``; in Case I models are shared by kinds of clients instead."""
         return self.assignment if self.relatives is None else self.disjoint
 
 
@@ -118,7 +121,7 @@ class FLT(OneShotClustered[FLTState]):
         return FLTState(0, 1, np.zeros(setup.clients, np.int64))
 
     def regroup(self, setup: Setup, state: FLTState, clusters: Clusters) -> Regrouping[FLTState]:
-        """Case II: a model a cluster; Case I: a model for each set of relatives."""
+        """Case II: one model per cluster; Case I: one model per set of relatives."""
         if self.train_on == "clusters" or clusters.graph is None:
             return super().regroup(setup, state, clusters)
         there, disjoint = clusters.labels >= 0, clusters.labels.astype(np.int64)
@@ -133,7 +136,7 @@ class FLT(OneShotClustered[FLTState]):
             disjoint=np.where(there, disjoint, state.disjoint),
             free=max(state.free, int(disjoint.max()) + 1),
         )
-        # A kind of client goes on with the model that most of them used.
+        # A kind of client continues from the model that most of its clients used.
         parents = most_used(kinds[there], state.assignment[there], len(first))
         return Regrouping(new, parents, clusters, {"disjoint": disjoint.tolist()})
 
@@ -157,8 +160,8 @@ class FLT(OneShotClustered[FLTState]):
     def join(
         self, setup: Setup, state: FLTState, newcomers: NDArray[np.int64], clients: Clients
     ) -> FLTState | Regrouping[FLTState]:
-        """Case I: newcomers have the relatives and the disjoint cluster of their kind of client; those
-        of a new kind have one another."""
+        """Case I: newcomers get the relatives and the disjoint cluster of their kind of client; newcomers
+        of a new kind become each other's relatives."""
         found = super().join(setup, state, newcomers, clients)
         if isinstance(found, FLTState) or found.clusters is not None or state.relatives is None:
             return found
@@ -195,7 +198,7 @@ class FLT(OneShotClustered[FLTState]):
     def fit(
         self, setup: Setup, state: FLTState, newcomers: NDArray[np.int64], clients: Clients
     ) -> Fit | None:
-        """By the distance of the mean codes, which decides; other signatures as in PACFL."""
+        """Compare distances to mean codes, as :meth:`find` does; other signatures as in PACFL."""
         if not _codes(setup):
             return super().fit(setup, state, newcomers, clients)
         old = np.setdiff1d(np.flatnonzero(state.known >= 0), newcomers)

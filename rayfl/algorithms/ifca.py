@@ -21,11 +21,12 @@ class IFCA(Algorithm):
     """C models compete: every client takes the one with the lowest loss on its data.
 
     The server keeps C models, initialised at random. In each round every participant downloads all of them,
-    takes the best one for its training data, and trains it. Each model becomes the mean of those who trained
-    it.
+    takes the best one for its training data, and trains it. Each model becomes the mean of the models that
+    the clients trained from it.
 
     1. A participant takes ``argmin_c loss_i(w_c)`` on its *training* data, never on its test data.
-    2. Models are averaged over those who chose them, weighted by n_i. A model that no client chose stays.
+    2. Models are averaged over the clients that chose them, weighted by n_i. A model that no client chose
+       stays.
     3. Option (section 4.3 of the paper): ``hierarchy.common_layers``, a shared representation, are averaged
        over all clusters.
 

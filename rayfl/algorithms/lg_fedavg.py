@@ -49,7 +49,7 @@ class LGFedAvg(Algorithm):
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox", "fednova")
 
     def check(self, spec: ModelSpec) -> None:
-        """Refuse more layers than there are."""
+        """Refuse more local layers than the model has."""
         self.local(spec)
 
     def local(self, spec: ModelSpec) -> Segments:

@@ -55,7 +55,7 @@ class OneShotClustered(AssignsNewcomers[OS]):
         # Absent clients are clustered by the signatures that the servers have.
         clustering, known = setup.clustering.again(), state.sent(setup)
         if features_change(setup, state):
-            known[:] = -1  # codes of another encoder compare with none of before
+            known[:] = -1  # codes of different encoders cannot be compared
         ids = np.flatnonzero((known >= 0) | (setup.sizes > 0))
         found = clients.cluster(
             clustering.for_clients(len(ids)), ids, known[ids], state.have_feature_map[ids]
@@ -78,7 +78,7 @@ class OneShotClustered(AssignsNewcomers[OS]):
         return Regrouping(replace(settled, models=k, assignment=assignment), parents, clusters)
 
     def settled(self, setup: Setup, state: OS, clusters: Clusters) -> OS:
-        """The state after a clustering: its beta, and whose signatures it compared.
+        """The state after a clustering: its beta, and which clients' signatures it compared.
 
         Only flags of absent clients whose data have changed remain.
         """
@@ -98,7 +98,7 @@ class OneShotClustered(AssignsNewcomers[OS]):
         )
 
     def drift(self, setup: Setup, state: OS, drifted: NDArray[np.int64], clients: Clients) -> OS:
-        """Raise the flags of these clients; the servers' signatures of them are out of date."""
+        """Raise the flags of these clients and mark their signatures at the servers as out of date."""
         stale = state.stale.copy()
         stale[drifted] = True
         return replace(state, stale=stale).flagged(drifted)

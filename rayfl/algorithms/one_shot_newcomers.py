@@ -34,7 +34,7 @@ class KnownSignatures:
 
     @classmethod
     def of(cls, clients: NDArray[np.int64], found: Mapping[int, NDArray[np.float32]]) -> Self:
-        """Of the given clients ``(n,)``, select those that have a signature."""
+        """Select those of the given clients ``(n,)`` that have a signature in ``found``."""
         having = [client for client in clients.tolist() if client in found]
         return cls(np.array(having, np.int64), [found[client] for client in having])
 
@@ -43,7 +43,7 @@ class AssignsNewcomers(Algorithm[OS]):
     """The part of :class:`~rayfl.algorithms.one_shot.OneShotClustered` that gives newcomers a cluster."""
 
     shuffles: ClassVar[bool] = False
-    """Whether the clusters are only shuffled ones of another method."""
+    """Whether the clusters are those of another method with shuffled members."""
 
     def regroup(self, setup: Setup, state: OS, clusters: Clusters) -> Regrouping[OS]:
         """One model per cluster."""
@@ -89,10 +89,10 @@ class AssignsNewcomers(Algorithm[OS]):
     def candidates(
         self, state: OS, newcomers: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The clients ``(m,)`` that have a cluster, present or absent; and those of the newcomers ``(n,)``
-        that need one.
+        """The clients that have a cluster, present or absent ``(m,)``; and the newcomers that need one
+        ``(n,)``.
 
-        Clients that return with the data whose signature the servers have do not need one.
+        Returning clients whose signature at the servers is up to date do not need one.
         """
         strangers = newcomers[(state.known[newcomers] < 0) | state.stale[newcomers]]
         return np.setdiff1d(np.flatnonzero(state.known >= 0), strangers), strangers
@@ -113,10 +113,10 @@ class AssignsNewcomers(Algorithm[OS]):
         the cluster of its neighbours (:func:`rayfl.clustering.placing.adopt`).
 
         Args:
-            setup, state: at the moment.
+            setup, state: the current ones.
             old: clients that have a cluster ``(M,)``, ascending, also absent ones.
             newcomers: ``(B,)``, ascending.
-            clients: answers the questions.
+            clients: provides signatures, distances and clusterings.
 
         Returns:
             ``(B,)``; numbers from ``state.models`` on are new clusters; -1 for clients without a signature.
@@ -174,7 +174,10 @@ class AssignsNewcomers(Algorithm[OS]):
 def of_all(
     newcomers: NDArray[np.int64], new: NDArray[np.int64], found: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The clusters of all newcomers ``(B,)`` from those of some, ascending; -1 for the others."""
+    """Extend ``found``, the clusters of ``new``, to all ``newcomers`` ``(B,)``: -1 for the others.
+
+    Both lists of ids are ascending.
+    """
     clusters = np.full(len(newcomers), -1, np.int64)
     clusters[np.isin(newcomers, new)] = found
     return clusters

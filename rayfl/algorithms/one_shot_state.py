@@ -18,10 +18,10 @@ class OneShotState(ServerState):
 
     Attributes:
         known: the round in which each client sent the signature that the servers have ``(N,)``; -1 for none.
-        stale: clients whose data have changed since ``(N,)``.
+        stale: clients whose data have changed since they sent it ``(N,)``.
         flags: clients that have raised a flag since the latest clustering ``(N,)``.
         losses, norms: training loss and norm of the update when a client last took part ``(N,)``; NaN before
-        that, and if flags do not use them.
+            that, and if flags do not use them.
         threshold: beta of the latest clustering; None if it had no tree.
         again: whether the latest clustering was not the first.
     """
@@ -65,7 +65,7 @@ def latest(setup: Setup, state: OneShotState) -> Clustering:
 
 
 def features_change(setup: Setup, state: OneShotState) -> bool:
-    """Whether clustering once more needs other features than the latest clustering had."""
+    """Whether the next clustering uses other features than the latest one."""
     return state.clustered and setup.clustering.again().features != latest(setup, state).features
 
 

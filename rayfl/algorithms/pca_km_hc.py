@@ -26,8 +26,8 @@ class PCAkMHC(OneShotClustered):
     3. FedAvg in each cluster.
 
     ``clustering.features=pca`` is another method: one PCA, fitted on samples that the server holds out
-    (``data.server_share``), gives all clients the same coordinates. It finds groups that the paper's does
-    not.
+    (``data.server_share``), gives all clients the same coordinates. It finds groups that the paper's method
+    misses.
 
     Symbols:
         k: ``clustering.signature.k``

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a model from which every client gets to its own in a few steps.
+"""Per-FedAvg: a model that every client adapts to its own data in a few steps.
 
 Fallah, Mokhtari, Ozdaglar, NeurIPS 2020, in its first-order form (FO).
 """

@@ -30,8 +30,8 @@ class QFedAvg(Algorithm):
 
         w <- w - sum_k p_k F_k^q Delta w_k / sum_k p_k (q F_k^{q-1} |Delta w_k|^2 + L F_k^q)
 
-    In the paper the cohort is drawn with probabilities p_k and the sums have none. Here it is drawn
-    uniformly, and the sums have ``p_k = n_k``.
+    In the paper the cohort is drawn with probabilities p_k, and the sums do not contain p_k. Here the cohort
+    is drawn uniformly, and the sums contain ``p_k = n_k``.
 
     Symbols:
         q: ``algorithm.q``

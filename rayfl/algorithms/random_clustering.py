@@ -21,7 +21,7 @@ class RandomClustering(OneShotClustered):
     """Clusters of the right sizes with random members; training as in MT-HFL.
 
     This is a baseline: the difference between it and MT-HFL is what clustering by data is worth. The clusters
-    are found as ``clustering`` says, and then their members are shuffled, keyed by the seed.
+    are found as specified by ``clustering``, and then their members are shuffled with the run's seed.
 
     Symbols:
         as MT-HFL: see :class:`rayfl.algorithms.mt_hfl.MTHFL`

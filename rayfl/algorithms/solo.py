@@ -22,9 +22,9 @@ class Solo(Algorithm):
     This is the baseline that collaboration has to beat. All clients start from the common w_0 and keep their
     models between rounds.
 
-    By default all clients train in every round, since nothing has to be exchanged: then ``sampling`` has no
-    part in it. That is ``1 / rho`` times the local work of a federated run with as many rounds. ``sampled:
-    true`` trains only the cohort: the same number of local steps as FedAvg.
+    By default all clients train in every round, since nothing has to be exchanged; ``sampling`` is not used
+    then. That is ``1 / rho`` times the local work of a federated run with as many rounds. ``sampled: true``
+    trains only the cohort: the same number of local steps as FedAvg.
 
     Symbols:
         rho: ``training.participation``

@@ -31,7 +31,7 @@ class SubFedAvg(Algorithm):
 
     Fails when:
         Clients have no validation samples, or never reach Acc_th: then nothing is pruned. One threshold for
-        all layers may remove a whole layer; the run says so.
+        all layers may remove a whole layer; the run reports it.
 
     Shown by:
         - tests/local/test_subfedavg.py::test_not_below_the_accuracy_nor_without_validation_data

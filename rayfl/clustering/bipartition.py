@@ -1,13 +1,13 @@
 """Clustered federated learning (CFL): how a cluster of clients is split in two.
 
 Sattler, Mueller, Samek, *Clustered federated learning: model-agnostic distributed multi-task optimization
-under privacy constraints*, 2019. From the cosine similarities ``a_ij`` of the updates ``d_i`` of the m
-clients of a cluster (:mod:`rayfl.clustering.cosines`) follow
+under privacy constraints*, 2019. These are computed from the cosine similarities ``a_ij`` of the updates
+``d_i`` of the m clients of a cluster (:mod:`rayfl.clustering.cosines`):
 
 - :func:`bipartition`: the two halves whose largest similarity to each other is smallest (Eq. 25, Alg. 1);
-- :func:`separation_gap`: how clear the split is where the true groups are known (Eq. 28, 29).
+- :func:`separation_gap`: how clear the split is if the true groups are known (Eq. 28, 29).
 
-Whether to split is said by :mod:`rayfl.clustering.splitting`.
+:mod:`rayfl.clustering.splitting` decides whether to split.
 
 Similarities are condensed, ``(m (m - 1) / 2,)``, in the order of ``ids``. Clients are always named by their
 ids, never by their position in a matrix.
@@ -34,9 +34,9 @@ class Bipartition:
     """Two halves of a cluster.
 
     Attributes:
-        first: ids ``(m_1,)`` of the half that holds the smallest id, rising.
-        second: ids ``(m_2,)`` of the other, rising.
-        cross: ``a_cross_max``, the largest similarity between a client of one and a client of the other.
+        first: ids ``(m_1,)`` of the half that contains the smallest id, ascending.
+        second: ids ``(m_2,)`` of the other half, ascending.
+        cross: ``a_cross_max``, the largest similarity between clients of different halves.
     """
 
     first: Ids
@@ -54,13 +54,13 @@ def bipartition(
 ) -> Bipartition:
     """The optimal bipartition of a cluster (Eq. 25), ``argmin max_{i in c_1, j in c_2} a_ij``.
 
-    Algorithm 1 joins pairs in the order of falling similarity until two groups are left. That is single
+    Algorithm 1 joins pairs in the order of decreasing similarity until two groups are left. That is single
     linkage, cut at two: O(m^2) in place of O(m^3). ``complete`` linkage, which the authors' code uses,
     does not minimise the largest cross similarity.
 
-    Of bipartitions that are equally good it is the one of Algorithm 1 when pairs of equal similarity are
-    taken in the order of their ids. So the result does not depend on the order in which the clients are
-    given. (With complete linkage ties fall as in SciPy's linkage of the clients in the order of ids.)
+    Among equally good bipartitions it returns the one that Algorithm 1 finds when it takes pairs of equal
+    similarity in the order of their ids. So the result does not depend on the order in which the clients are
+    given. (With complete linkage, ties are broken as by SciPy's linkage of the clients in the order of ids.)
 
     Args:
         similarities: ``a_ij`` of all pairs in the order of ``ids``, condensed, ``(m (m - 1) / 2,)``, finite.
@@ -116,10 +116,10 @@ def separation_gap(similarities: Similarities, groups: NDArray[np.integer]) -> f
     """``g = a_intra_min - a_cross_max`` (Eq. 28, 29), for known groups.
 
     ``a_intra_min`` is the smallest similarity of two clients of one group, ``a_cross_max`` the largest
-    across the *optimal bipartition*. If g > 0, the bipartition parts no group (Corollary 1). The converse
-    of Remark 2 does not hold: single linkage can be right although two clients of a group are unlike each
-    other. :func:`rayfl.clustering.quality.separation_gap` takes the largest similarity across all groups,
-    which is never smaller where the bipartition is correct, and asks for more: every group has to stand out.
+    across the *optimal bipartition*. If g > 0, the bipartition splits no group (Corollary 1). The converse
+    of Remark 2 does not hold: single linkage can be right although two clients of a group are dissimilar.
+    :func:`rayfl.clustering.quality.separation_gap` takes the largest similarity across all groups, which is
+    never smaller if the bipartition is correct; it requires more, that every group is separated.
 
     Args:
         similarities: condensed ``(m (m - 1) / 2,)``.

@@ -12,7 +12,7 @@ from rayfl.random import key
 def first_centers(
     distances: NDArray[np.float64], centers: int, seed: int, sizes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """k-means of points of which only the distances are known, in coordinates that have these distances.
+    """k-means of points that are only known by their distances, in coordinates that reproduce them.
 
     Args:
         distances: squared Euclidean distances ``(M, M)``.
@@ -21,13 +21,13 @@ def first_centers(
         sizes: weights of the points ``(M,)``.
 
     Returns:
-        The center of each ``(M,)``, numbered by first occurrence.
+        The center of each point ``(M,)``, numbered by first occurrence.
     """
     # Classical scaling: the centred inner products, and their root.
     inner = distances - distances.mean(axis=0)
     inner = -0.5 * (inner - inner.mean(axis=1, keepdims=True))
     different = len(np.unique(distances, axis=0))
-    from sklearn.cluster import KMeans  # deferred: it takes a second; before its threads are limited
+    from sklearn.cluster import KMeans  # deferred: takes a second; imported before threads are limited
 
     with threadpool_limits(1):
         values, vectors = np.linalg.eigh((inner + inner.T) / 2)

@@ -51,10 +51,11 @@ from rayfl.random import generator, key
 Array = NDArray[np.float64]
 
 CURVE = 1000
-"""Steps of the beta -> number curve that are written for each of its halves: few clusters, and many."""
+"""Steps of the curve of clusters over beta that are written: all up to this many clusters, and this many
+beyond."""
 
 SUBSET = 2000
-"""Clients on which the agreement of representatives with the exact way is estimated."""
+"""Clients on which the agreement of two-stage with exact clustering is estimated."""
 
 
 @dataclass(frozen=True)
@@ -65,24 +66,25 @@ class Clusters:
         labels: cluster of each client ``(N,)``, numbered 0, 1, ... by smallest client id.
         n_clusters: their number.
         suggested: whether the tree itself proposed the number, because neither a threshold nor a number was
-        given.
+            given.
         threshold: the beta of the cut: as given, or one that gives the same number of clusters (None if ties
-        allow none); None for groupings without a tree.
-        distances: condensed ``(N (N - 1) / 2,)``, in double precision; None for more than ``BLOCK`` clients
-        and for groupings without a tree of them.
-        linkage: SciPy's linkage matrix ``(N - 1, 4)``; None where ``distances`` is.
-        curve: the number of clusters over beta; None where ``distances`` is.
+            leave no such beta); None for groupings without a tree.
+        distances: condensed ``(N (N - 1) / 2,)``, in double precision; None for more than ``BLOCK`` clients,
+            with representatives, and for groupings without distances.
+        linkage: SciPy's linkage matrix ``(N - 1, 4)``; None for groupings without a tree, and after
+            :meth:`without_distances`.
+        curve: the number of clusters over beta; None for groupings without a tree.
         ari: adjusted Rand index against the true groups, None if these are not known.
         seconds: duration.
         representatives: number of representatives; None if all clients were linked.
         radius: maximum distance of a client to its representative; None without representatives.
-        agreement: adjusted Rand index against the exact way, estimated on a random subset; None without
-        representatives.
+        agreement: adjusted Rand index against exact clustering, estimated on a random subset; None without
+            representatives.
         graph: related clients, sparse ``(N, N)``: 1 for related clients and on the diagonal; None for
-        groupings other than ``graph``.
+            groupings other than ``graph``.
         gamma: the threshold of the graph, as given or chosen; None without a graph.
         places: a map of the clients ``(N, 2)`` that replaces the distances; NaN for clients that were not
-        clustered.
+            clustered.
         placed_by: how that map was made; "" without one.
         excerpt: some of the distances, or of the graph's relations; kept where ``distances`` are not.
     """
@@ -136,11 +138,10 @@ class Clusters:
         return found
 
     def without_distances(self, method: MapMethod = "mds", seed: int = 0) -> Clusters:
-        """The same without the N^2 numbers, distances and tree; a map of the clients and an excerpt replace
-        them.
+        """A copy without distances and tree; a map of the clients and an excerpt replace them.
 
         Args:
-            method: how the map is made. Of fewer than ``LEAST`` clients UMAP makes none: it is ``mds`` then.
+            method: how the map is made; with fewer than ``LEAST`` clients always ``mds``.
             seed: of the run.
         """
         from scipy.spatial.distance import squareform
@@ -154,7 +155,7 @@ class Clusters:
         return replace(self, distances=None, linkage=None, places=places, placed_by=method, excerpt=excerpt)
 
     def order(self) -> NDArray[np.integer]:
-        """All N clients as the leaves of the tree, or by cluster if there is no tree."""
+        """All N clients in the order of the tree's leaves, or by cluster if there is no tree."""
         from scipy.cluster.hierarchy import leaves_list
 
         if self.linkage is not None and 0 < len(self.linkage) == len(self.labels) - 1:
@@ -205,7 +206,7 @@ def cluster_signatures(
         relations: the rows of the exchange step, for the proximity ``relevance``.
         groups: true groups ``(N,)`` if known.
         seed: the run's seed, for random groupings.
-        clients: N, needed only where neither signatures nor groups tell.
+        clients: N; needed only if there are neither signatures nor groups.
 
     Raises:
         RayflError: if the distances do not fit in memory.

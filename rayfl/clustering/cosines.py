@@ -36,7 +36,7 @@ CHUNK = 2048
 """Entries of a row that are multiplied in single precision before they are added in double precision."""
 
 NONZEROS = 8
-"""Entries of the sketch that a number of the row goes to, in the sparse projection."""
+"""Entries of the sketch to which each number of the row is added, in the sparse projection."""
 
 
 def _cuts(width: int, chunk: int = CHUNK) -> list[slice]:
@@ -79,7 +79,7 @@ def tile(left: Rows, right: Rows, left_norms: Array | None = None, right_norms: 
     cosines = np.zeros((len(left), len(right)))
     with one_thread():
         for cut in _cuts(left.shape[1]):
-            # of length 1 before they are multiplied, so that nothing leaves the range of single precision
+            # scaled to length 1 before they are multiplied, so that single precision does not overflow
             u = (left[:, cut] * left_scale).astype(np.float32, copy=False)
             v = (right[:, cut] * right_scale).astype(np.float32, copy=False)
             cosines += u @ v.T
@@ -96,8 +96,8 @@ def condensed_cosines(blocks: Sequence[Rows]) -> tuple[Array, Array]:
     """The cosine similarities of all N clients, from blocks of their rows, two blocks at a time.
 
     Args:
-        blocks: rows ``(B_k, P)`` of consecutive clients. A sequence that reads a block when it is asked for
-            it keeps no more than two in memory.
+        blocks: rows ``(B_k, P)`` of consecutive clients. If the sequence reads a block on access, no more
+            than two are in memory.
 
     Returns:
         The similarities in condensed form, ``(N (N - 1) / 2,)``, and the norms ``(N,)``.
@@ -122,8 +122,8 @@ def mean_norm(similarities: Rows, lengths: Rows, weights: Rows) -> float:
     """The norm of a weighted mean of vectors, from their cosines and norms alone.
 
     ``||sum_i p_i d_i||^2 = sum_ij p_i p_j a_ij ||d_i|| ||d_j||``: CFL's ``||d_c||`` (Eq. 32) without any
-    vector, also over updates of several rounds. Errors of the similarities of size e leave a norm that
-    vanishes at about ``sqrt(e) max ||d_i||``: 5e-4 of it.
+    vector, also over updates of several rounds. If similarities have errors of size e, a mean of zero gets a
+    norm of about ``sqrt(e) max ||d_i||``: 5e-4 times the maximum.
 
     Args:
         similarities: condensed ``(N (N - 1) / 2,)``.
@@ -143,12 +143,12 @@ def mean_norm(similarities: Rows, lengths: Rows, weights: Rows) -> float:
 
 
 def sketch(rows: Rows, dimension: int, seed: int, projection: Projection = "sparse") -> NDArray[np.float32]:
-    """A random projection S of each row to q numbers: ``(B, P) -> (B, q)``, the same S for everyone.
+    """A random projection S of each row to q numbers: ``(B, P) -> (B, q)``, the same S for all rows.
 
     ``gaussian``: independent entries N(0, 1/q). ``sparse``: every number of the row is added, with a random
     sign and scaled by ``1/sqrt(s)``, to s = ``NONZEROS`` numbers of the sketch, one in each of its s parts
-    (Kane and Nelson, *Sparser Johnson-Lindenstrauss transforms*, 2014): a q/s-th of the work. S is keyed by
-    ``seed`` and the number's place, and never stored as a whole.
+    (Kane and Nelson, *Sparser Johnson-Lindenstrauss transforms*, 2014): s/q of the work. S is derived from
+    ``seed`` and the positions of the numbers, and never stored as a whole.
 
     For x, y of length 1 and cosine a both have ``E <Sx, Sy> = a`` and ``Var <Sx, Sy> <= (1 + a^2) / q``,
     with equality for ``gaussian``. Dividing by the sketches' own norms, as :func:`tile` does, leaves a
@@ -157,7 +157,7 @@ def sketch(rows: Rows, dimension: int, seed: int, projection: Projection = "spar
     Args:
         rows: ``(B, P)``.
         dimension: q; for ``sparse`` a multiple of ``NONZEROS``.
-        seed: shared by all who sketch.
+        seed: the same for all rows that are compared.
         projection: see above.
 
     Raises:
@@ -177,18 +177,18 @@ def sketch(rows: Rows, dimension: int, seed: int, projection: Projection = "spar
 
 
 def sketch_error(clients: int, dimension: int, failure: float = 0.01) -> float:
-    """A bound on the error of all cosines of N Gaussian sketches, wrong with probability ``failure`` at most.
+    """A bound on the error of all cosines of N Gaussian sketches; fails with probability ``failure`` at most.
 
     Johnson and Lindenstrauss: ``P(| ||Sx||^2 - 1 | > e) <= 2 exp(-q (e^2/4 - e^3/6))`` for x of length 1.
-    Asked of x, x + y and x - y for all N vectors and all pairs, N^2 times, it gives e from
-    ``2 N^2 exp(-q (e^2/4 - e^3/6)) = failure``. Then norms and inner products are right to e, and cosines to
-    ``2 e / (1 - e)``.
+    Applied to x, x + y and x - y for all N vectors and all pairs, N^2 times, it gives e from
+    ``2 N^2 exp(-q (e^2/4 - e^3/6)) = failure``. Then norms and inner products have errors of at most e, and
+    cosines of at most ``2 e / (1 - e)``.
 
-    Errors are a third of that or less in fact (see :func:`sketch` for the typical one). The sparse
+    Actual errors are a third of that or less (see :func:`sketch` for the typical error). The sparse
     projection obeys the same law up to constants.
 
     Returns:
-        ``2 e / (1 - e)``; infinite if no e below 1 will do.
+        ``2 e / (1 - e)``; infinite if there is no such e below 1.
     """
     exponent = float(np.log(2.0 * clients * clients / failure)) / dimension
     if exponent >= 1 / 4 - 1 / 6:

@@ -31,8 +31,8 @@ Graph: TypeAlias = "scipy.sparse.csr_array"
 """``(N, N)``: 1 for related clients and on the diagonal, nothing elsewhere; float32, symmetric."""
 
 QUANTILES = (*np.arange(0.02, 0.12, 0.02), *np.arange(0.12, 0.30, 0.03), *np.arange(0.30, 0.53, 0.05))
-"""Shares of the pairs that the automatic gamma may relate: at most half. Beyond that groups of groups come
-out clearest, which on a plane by UMAP mean little."""
+"""Shares of the pairs that the automatic gamma may relate: at most half. Beyond that, groups of groups would
+look clearest, which mean little in a plane made by UMAP."""
 
 SAMPLE = 1000
 """Clients, evenly spaced, from whose distances gamma is chosen."""
@@ -72,8 +72,8 @@ def threshold_graph(distances: Distances, clients: int, gamma: float) -> Graph:
 def graph_linkage(graph: Graph) -> Array:
     """Ward's tree of the graph's rows, points in N dimensions (as in the authors' code).
 
-    Clients with equal rows merge at height 0, so the distinct ones are linked, with as many members as there
-    are equal rows.
+    Clients with equal rows merge at height 0, so only distinct rows are linked, each with the number of
+    clients that share it.
 
     Returns:
         SciPy's linkage matrix ``(N - 1, 4)``.
@@ -99,8 +99,8 @@ def graph_clusters(graph: Graph, n_clusters: int | None = None) -> Labels:
 
     Args:
         graph: related clients.
-        n_clusters: C; None: as many as the tree proposes (:func:`rayfl.clustering.linkage.suggest`), and one
-        cluster per client if no two clients are related.
+        n_clusters: C; None: as many as the tree proposes (:func:`rayfl.clustering.linkage.suggest`), or one
+            cluster per client if no two clients are related.
     """
     if n_clusters is None and graph.nnz == graph.shape[0]:
         return np.arange(graph.shape[0], dtype=np.int64)
@@ -113,11 +113,11 @@ def auto_gamma(distances: Distances, clients: int, n_clusters: int | None = None
 
     Among the ``QUANTILES`` of the distances, it is the one whose graph agrees best with its own clusters.
     Agreement is the phi coefficient between "i and j are related" and "i and j are in one cluster" over all
-    pairs: 1 for a union of cliques, 0 if one says nothing about the other, as with one cluster. If no gamma
-    shows any groups, it is the largest distance: all clients are related.
+    pairs: 1 for a union of cliques, 0 if the two are unrelated, as with one cluster. If no gamma shows any
+    groups, it is the largest distance: all clients are related.
 
-    On EMNIST's letters (five groups of five letters, 120 and 240 clients, experiments/flt) it is 0.26 to 0.42
-    and finds the five groups; no gamma of the list gives a much higher adjusted Rand index.
+    On EMNIST's letters (five groups of five letters, 120 and 240 clients, experiments/flt) gamma is 0.26 to
+    0.42 and finds the five groups; no other candidate gives a much higher adjusted Rand index.
 
     Args:
         distances: condensed, ``(N (N - 1) / 2,)``.
@@ -144,7 +144,7 @@ def auto_gamma(distances: Distances, clients: int, n_clusters: int | None = None
 
 
 def _phi(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> float:
-    """The correlation of two yes-or-no questions; 0 if all answers to one of them are the same."""
+    """The phi coefficient of two boolean arrays; 0 if one of them is constant."""
     p, q, both = float(a.mean()), float(b.mean()), float((a & b).mean())
     spread = p * (1 - p) * q * (1 - q)
     return (both - p * q) / spread**0.5 if spread > 0 else 0.0
@@ -153,7 +153,8 @@ def _phi(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> float:
 def _distinct_rows(
     graph: Graph,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The first client with each distinct row, which of them every client's row is, and how many share it."""
+    """The first client with each distinct row ``(D,)``, the distinct row of each client ``(N,)``, and the
+    number of clients with each distinct row ``(D,)``."""
     indices, offsets = graph.indices, graph.indptr
     seen: dict[bytes, int] = {}
     first: list[int] = []
@@ -171,8 +172,9 @@ def _row_distances(rows: Graph, sizes: NDArray[np.int64]) -> Array:
     """Euclidean distances between distinct rows, condensed: the roots of the numbers of unequal entries.
 
     Args:
-        rows: ``(D, D)``: by the graph's symmetry equal columns go with equal rows, so one of each will do.
-        sizes: how many columns each stands for ``(D,)``.
+        rows: ``(D, D)``: the graph is symmetric, so clients with equal rows have equal columns, and one of
+            each is enough.
+        sizes: how many columns each represents ``(D,)``.
     """
     dense = rows.toarray()
     weighted = dense * sizes.astype(np.float32)
@@ -191,15 +193,15 @@ def _row_distances(rows: Graph, sizes: NDArray[np.int64]) -> Array:
 
 
 def kinds_of_clients(graph: Graph, there: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Clients with the same relatives are of one kind.
+    """Number the kinds of clients: clients with the same relatives are of one kind.
 
     Args:
-        graph: symmetric ``(N, N)``, nonzero where clients are related, sorted indices.
-        there: present clients ``(N,)``.
+        graph: symmetric ``(N, N)``, nonzero where clients are related; its indices are sorted in place.
+        there: clients that are in the graph ``(N,)``.
 
     Returns:
-        The kind of each client ``(N,)``, numbered by first occurrence, -1 for absent clients; and the first
-        client of each kind.
+        The kind of each client ``(N,)``, numbered by first occurrence, -1 for clients not in the graph; and
+        the first client of each kind ``(K,)``.
     """
     graph.sort_indices()
     known: dict[bytes, int] = {}
@@ -220,11 +222,11 @@ def with_newcomers(
     """The relatives of each kind of client after newcomers have joined kinds or founded new ones.
 
     Args:
-        relatives: before ``(K, N)``.
+        relatives: relatives of each kind before ``(K, N)``.
         like: for each client the client whose kinds it is related to: itself, or the one that it joins
-        ``(N,)``.
-        founders: clients that are the first of their kind ``(n,)``.
-        kinds: these kinds ``(n,)``: new ones, or kinds whose clients have all left.
+            ``(N,)``.
+        founders: newcomers of new kinds ``(n,)``.
+        kinds: the kinds of the founders ``(n,)``: new numbers, or those of kinds whose clients have all left.
     """
     rows, members = relatives.tocsc()[:, like].tocoo().coords
     stays = ~np.isin(members, founders) & ~np.isin(rows, kinds)

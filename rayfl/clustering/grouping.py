@@ -52,7 +52,7 @@ def members(
     Args:
         labels: cluster of each client ``(n,)``.
         clients: their ids ``(n,)`` if only a part of the population was clustered, so that positions are not
-        mistaken for ids; None if they are 0..n-1.
+            mistaken for ids; None if they are 0..n-1.
     """
     ids = np.arange(len(labels)) if clients is None else np.asarray(clients)
     return [np.sort(ids[labels == cluster]).astype(np.int64) for cluster in np.unique(labels)]

@@ -2,7 +2,7 @@
 
 Distances in float64 are linked by SciPy. Those of many clients are kept in float32 and linked here, in place,
 by the nearest-neighbour chain (Murtagh 1985) with the update formula of Lance and Williams. That needs 4
-bytes per pair where SciPy needs 16, also takes O(N^2) time, and lets one client stand for several.
+bytes per pair where SciPy needs 16, also takes O(N^2) time, and allows one client to represent several.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Curve:
     """The number of clusters as a step function of the threshold beta.
 
     Attributes:
-        thresholds: ``(K,)``, rising from 0: the values of beta at which the number changes.
-        counts: ``(K,)``: the number of clusters for beta from ``thresholds[k]`` up to, but without,
-            ``thresholds[k + 1]``; the last holds for every greater beta and is 1.
+        thresholds: ``(K,)``, ascending from 0: the values of beta at which the number changes.
+        counts: ``(K,)``: the number of clusters for beta from ``thresholds[k]`` up to, but not including,
+            ``thresholds[k + 1]``; the last one holds for every greater beta and is 1.
     """
 
     thresholds: Array
@@ -51,13 +51,13 @@ def build_linkage(
         distances: condensed, ``(N (N - 1) / 2,)``; empty for a single client. Overwritten if they are
             float32 or ``sizes`` are given: there may be no room for a copy.
         method: how the distance between two groups follows from that of their members. ``average`` is the
-            mean over pairs of members (UPGMA), ``weighted`` the mean of the distances to the two groups of
-            which a group was merged, whatever their sizes (WPGMA). Ward assumes Euclidean distances.
-        sizes: how many clients each of the N stands for, ``(N,)``; default: itself.
+            mean over pairs of members (UPGMA). ``weighted`` is the mean of the distances to the two parts
+            that a group was merged from, regardless of their sizes (WPGMA). Ward assumes Euclidean distances.
+        sizes: how many clients each of the N represents, ``(N,)``; default: one.
 
     Returns:
-        SciPy's linkage matrix ``(N - 1, 4)``: rows (a, b, height, size) in rising height; a and b are
-        clients if below N, else merge ``a - N``.
+        SciPy's linkage matrix ``(N - 1, 4)``: rows (a, b, height, size) by ascending height; a and b
+        are clients if below N, otherwise the results of merges ``a - N`` and ``b - N``.
     """
     if len(distances) == 0:
         return np.empty((0, 4))
@@ -86,8 +86,8 @@ def linkage_of(pairs: NDArray[np.integer], heights: Distances, sizes: NDArray[np
 
     Args:
         pairs: a member of each of the two groups that merge, ``(N - 1, 2)``.
-        heights: at which they do ``(N - 1,)``; of equal ones the first goes first.
-        sizes: how many clients each of the N stands for.
+        heights: heights of the merges ``(N - 1,)``; merges of equal height keep their order.
+        sizes: how many clients each of the N represents ``(N,)``.
     """
     count = len(sizes)
     root, node, size = list(range(count)), list(range(count)), sizes.tolist()
@@ -125,9 +125,10 @@ def _nearest_neighbour_chain(
 ) -> tuple[NDArray[np.int64], Distances]:
     """Merges (pairs of positions, heights) in the order in which they are found; overwrites ``distances``.
 
-    Go from a group to its nearest, from there to its nearest, and so on. The distances fall, so the chain
-    ends in two groups that are each other's nearest; these merge (``i``, ``j`` into position ``j``). All five
-    linkages are *reducible*: a merge brings no other group nearer, so the rest of the chain stays valid.
+    Go from a group to its nearest group, from there to the nearest of that, and so on. Distances decrease, so
+    the chain ends in two groups that are each other's nearest; these merge (``i``, ``j`` into position
+    ``j``). All five linkages are *reducible*: a merge brings no other group nearer, so the rest of the chain
+    stays valid.
     """
     count = len(sizes)
     places = np.arange(count)
@@ -147,7 +148,7 @@ def _nearest_neighbour_chain(
             here = int(np.searchsorted(active, chain[-1]))
             others = np.delete(active, here)
             row = distances[index(chain[-1], others)]
-            place = int(row.argmin())  # the first of several, so that the chain cannot go in a circle
+            place = int(row.argmin())  # ties: the first, so that the chain cannot go in a circle
             following = int(others[place])
             if len(chain) > 1 and following == chain[-2]:
                 break
@@ -206,7 +207,7 @@ def cut_at_threshold(linkage: Array, threshold: float) -> Labels:
 
 
 def cut_into(linkage: Array, n_clusters: int) -> Labels:
-    """Exactly ``n_clusters`` clusters ``(N,)``, also where merges have equal heights.
+    """Exactly ``n_clusters`` clusters ``(N,)``, even if merges have equal heights.
 
     Raises:
         ValueError: if ``n_clusters`` is not in 1..N.
@@ -243,9 +244,9 @@ def clusters_over_threshold(linkage: Array) -> Curve:
 def suggest(linkage: Array, clear_gap: float = CLEAR_GAP) -> int:
     """The number of clusters that the tree itself proposes: the largest relative gap of merge heights.
 
-    Of the cuts into 2 to N/2 clusters (more would leave most clients alone) the one with the largest
-    ratio between the next merge's height and the last one made; one cluster if no ratio reaches
-    ``clear_gap``. With up to three clients it is one cluster, since two cannot be told from noise.
+    It considers cuts into 2 to N/2 clusters (more would leave most clients alone) and takes the one with the
+    largest ratio of the next merge's height to that of the last merge made. If no ratio reaches
+    ``clear_gap``, it is one cluster. With up to three clients it is also one, since noise looks like two.
     ``linkage`` is SciPy's linkage matrix ``(N - 1, 4)``.
     """
     heights = linkage[:, 2]

@@ -9,10 +9,10 @@ from rayfl.units import size
 BYTES_PER_PAIR = 20
 """Peak memory per pair of up to ``BLOCK`` clients: the distance, SciPy's copy of it, and temporaries."""
 LEAN_BYTES_PER_PAIR = 10
-"""The same for more: the distance in single precision, in its tile and in the condensed form, and what the
-workers hold (4.6 GB were measured for 30,000 clients on two workers)."""
+"""Peak memory per pair of more clients: the distance in single precision, in its tile and in the condensed
+form, and the memory of the workers (4.6 GB were measured for 30,000 clients on two workers)."""
 RELATION_BYTES_PER_PAIR = 16
-"""What an exchange of signatures adds: two relations."""
+"""Additional memory per pair for an exchange of signatures: two relations."""
 
 
 def bytes_per_pair(clients: int) -> int:

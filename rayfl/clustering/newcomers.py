@@ -19,10 +19,10 @@ from rayfl.clustering.proximity import condensed_distances, condensed_index, cro
 Array = NDArray[np.float64]
 
 FAR = 3.0
-"""A newcomer is far from its cluster if its distance is more than so many times the largest of a member."""
+"""A newcomer is far from its cluster if its distance exceeds this many times the largest of a member."""
 
 FEW = 5
-"""Clusters with fewer members do not say how large that may be: then those of all clusters count."""
+"""For clusters with fewer members, the largest distance of a member of any cluster is used instead."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Fit:
     """How near B newcomers are to the clusters that they were assigned.
 
     Attributes:
-        measure: what the distances are.
-        distance: to its own cluster ``(B,)``; NaN for a newcomer in a new cluster.
+        measure: name of the distance.
+        distance: of each newcomer to its own cluster ``(B,)``; NaN in a new cluster.
         next_distance: to the nearest other cluster ``(B,)``; NaN if there is none.
         usual: the largest distance of a member of its cluster to the cluster; if the cluster has fewer than
-        ``FEW`` members, the largest of any cluster ``(B,)``; NaN in a new cluster.
+            ``FEW`` members, the largest of any cluster ``(B,)``; NaN in a new cluster.
     """
 
     measure: str
@@ -51,13 +51,13 @@ class Fit:
         clusters: NDArray[np.integer],
         own: Labels,
     ) -> Fit:
-        """From the distances to all clusters.
+        """The fit of newcomers, from their distances to all clusters.
 
         Args:
-            measure: what they are.
+            measure: name of the distance.
             distances: from each newcomer to each cluster ``(B, C)``.
-            members: for each cluster the distances of its members to it ``(m_c,)``, as far as they are known.
-            clusters: their ids ``(C,)``.
+            members: for each cluster the known distances of its members to it ``(m_c,)``.
+            clusters: ids of the clusters ``(C,)``.
             own: the cluster of each newcomer ``(B,)``.
         """
         largest = np.array([theirs.max() if len(theirs) else np.nan for theirs in members])
@@ -75,7 +75,7 @@ class Fit:
         )
 
     def of_some(self, newcomers: NDArray[np.bool_]) -> Fit:
-        """Extend the fit to more newcomers; NaN for the others ``(B',)``."""
+        """Extend the fit to all B' newcomers: NaN for those that are False in ``newcomers`` ``(B',)``."""
 
         def filled(values: Array) -> Array:
             whole = np.full(len(newcomers), np.nan)
@@ -95,8 +95,8 @@ def fit_by_distances(measure: str, distances: Array, labels: Labels, newcomers: 
     """The fit of newcomers whose distance to a cluster is their mean distance to its members.
 
     Args:
-        measure: what the distances are.
-        distances: of all n clients, condensed.
+        measure: name of the distance.
+        distances: of all n clients, condensed ``(n (n - 1) / 2,)``.
         labels: their clusters ``(n,)``.
         newcomers: which of them are newcomers ``(n,)``; the others are the members.
     """
@@ -166,8 +166,7 @@ def extend(distances: Array, new_rows: Array) -> Array:
 
     Args:
         distances: of the M old clients, condensed.
-        new_rows: from the B newcomers, clients M..M+B-1, to all clients, ``(B, M + B)``; the diagonal is
-        zero.
+        new_rows: from the B newcomers, clients M..M+B-1, to all clients, ``(B, M + B)``; zero diagonal.
 
     Raises:
         ValueError: if the sizes do not fit.
@@ -195,8 +194,8 @@ def cluster_newcomers(
 
     For each newcomer the matrix of the old clients and itself is clustered and cut at the same beta, so that
     its cluster does not depend on the other newcomers (the thesis builds one tree of all). Old clients keep
-    their ids whatever the new tree says. A newcomer whose part of the tree contains old clients joins the one
-    of their clusters that is nearest on average (a newcomer can bridge several clusters). The other newcomers
+    their clusters, regardless of the new tree. If a newcomer is grouped with old clients, it joins the one of
+    their clusters that is nearest on average (a newcomer can bridge several clusters). The other newcomers
     form new clusters, by a tree of these newcomers alone.
 
     Args:
@@ -242,8 +241,8 @@ def nearest_cluster(
     them at once.
 
     Args:
-        old: points of the M old clients, ``(k_i, e)``; all clients have the same weight, whatever their
-        ``k_i``.
+        old: points of the M old clients, ``(k_i, e)``; all clients have the same weight, regardless of
+            ``k_i``.
         old_labels: their clusters ``(M,)``; negative: in none.
         new: points of the B newcomers, ``(k_i, e)``.
 

@@ -11,7 +11,7 @@ from rayfl.clustering.linkage import Labels
 def match_ids(new: NDArray[np.integer], old: NDArray[np.integer], next_id: int | None = None) -> Labels:
     """Number new clusters after the old ones that they overlap most.
 
-    The one-to-one matching with the largest total number of common clients (Hungarian algorithm).
+    Uses the one-to-one matching with the largest total number of common clients (Hungarian algorithm).
 
     Args:
         new: cluster of each client ``(N,)``.
@@ -19,8 +19,8 @@ def match_ids(new: NDArray[np.integer], old: NDArray[np.integer], next_id: int |
         next_id: the first id never used so far; default: one above the largest old id.
 
     Returns:
-        The new clusters ``(N,)`` under old ids where they share a client with the old cluster matched to
-        them, under fresh ids (by smallest client id) where not.
+        The new clusters ``(N,)``: with the id of the matched old cluster if they share a client with it,
+        otherwise with fresh ids (by smallest client id).
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -81,10 +81,10 @@ def completed(
     """The model of each client ``(N,)`` after a clustering.
 
     Args:
-        labels: the clusters ``(N,)``, -1 of clients in none.
-        others: what these keep ``(N,)``; those that are present and have no signature use the largest
-            cluster's model.
-        present: who is present ``(N,)``.
+        labels: the clusters ``(N,)``, -1 for clients in none.
+        others: the models that absent clients in no cluster keep ``(N,)``; present clients in no cluster use
+            the largest cluster's model.
+        present: which clients are present ``(N,)``.
     """
     there = labels >= 0
     assignment = np.where(there, labels, others)

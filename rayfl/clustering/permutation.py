@@ -4,12 +4,11 @@ The clients share a seed that the server does not have. They send ``Pi d_i``, wh
 parameters of an update; the server works on these alone; the clients apply the inverse to the average (Eq.
 46).
 
-What stays the same, bit for bit: a weighted mean that is taken number by number, one client after another,
-and with it the final models. (A matrix product is not quite that: BLAS has other kernels for the last few
-columns. It may round one number in 10,000 otherwise; in double precision, rounded to single afterwards, that
-is gone.) What stays the same up to rounding only: norms and cosines (Eq. 45), since sums over P entries are
-taken in another order. They differ by about 1e-7, so a criterion that is met by less than that may be decided
-otherwise.
+An elementwise weighted mean, summed one client after another, stays the same bit for bit, and so do the final
+models. (A matrix product may not: BLAS uses other kernels for the last few columns, which round about one
+number in 10,000 differently. In double precision, rounded to single afterwards, the difference disappears.)
+Norms and cosines (Eq. 45) stay the same only up to rounding, since sums over P entries are taken in another
+order. They differ by about 1e-7, so a criterion that is met by a smaller margin may be decided differently.
 
 A permutation hides which value belongs to which parameter, not the values themselves.
 """
@@ -27,13 +26,13 @@ Number = TypeVar("Number", bound=np.generic)
 
 
 def permutation(size: int, seed: int) -> NDArray[np.int64]:
-    """Pi as places ``(size,)``: number k of ``Pi d`` is number ``permutation[k]`` of ``d``."""
+    """Pi as indices ``(size,)``: entry k of ``Pi d`` is entry ``permutation[k]`` of ``d``."""
     return generator(seed, "permutation of updates").permutation(size)
 
 
 def permute(rows: NDArray[Number], seed: int) -> NDArray[Number]:
     """``Pi d`` of a vector ``(P,)`` or of each row of ``(B, P)``."""
-    # take, not an index: rows stay contiguous, so that sums over clients are in the same order
+    # np.take keeps rows contiguous, unlike an index, so that sums over clients have the same order
     return np.take(rows, permutation(rows.shape[-1], seed), axis=-1)
 
 

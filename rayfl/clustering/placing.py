@@ -28,7 +28,7 @@ def assign(
         old_labels: clusters of the old clients ``(M,)``.
         threshold: beta of the old clusters; if None (there was no tree) newcomers join the cluster nearest on
             average.
-        next_id: the first cluster id never used so far, for newcomers that found their own.
+        next_id: the first cluster id never used so far, for newcomers that form new clusters.
 
     Returns:
         ``(B,)``.
@@ -81,10 +81,10 @@ def adopt(
     newcomer_labels: NDArray[np.integer],
     next_id: int,
 ) -> Labels:
-    """Translate a clustering of all clients into the clusters that old clients already have, for newcomers.
+    """The clusters of newcomers, from a new clustering of all clients and the clusters that old clients keep.
 
-    A newcomer takes the cluster of most old clients that the new clustering groups with it (ties: the smaller
-    id); if there are none, it founds a cluster. A newcomer without a label gets none.
+    A newcomer joins the cluster to which most of the old clients belong that the new clustering groups with
+    it (ties: the smaller id); if there are none, it forms a new cluster. A newcomer without a label gets -1.
 
     Args:
         old_new_labels: new labels of the M old clients.

@@ -19,14 +19,14 @@ MapMethod = Literal["mds", "umap"]
 METHODS: dict[MapMethod, str] = {"mds": "classical multidimensional scaling", "umap": "UMAP"}
 
 FULL = 500
-"""Clients up to which all eigenvectors are computed; of more only the two that are needed."""
+"""Up to this many clients all eigenvectors are computed; for more only the two that are needed."""
 LEAST, NEIGHBOURS = 5, 15
-"""Clients that UMAP needs, and neighbours of each (its default)."""
+"""Minimum number of clients for UMAP, and its number of neighbours per client (its default)."""
 DIGITS = 3
-"""Decimals of places, which lie between -1 and 1: a map is for looking at."""
+"""Decimals of positions, which lie between -1 and 1: enough to draw a map."""
 
 EXCERPT = 100
-"""Clients of an excerpt."""
+"""Maximum number of clients in an excerpt."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Excerpt:
     Attributes:
         clients: ids ``(n,)``.
         distances: condensed ``(n (n - 1) / 2,)``.
-        related: whether they only tell related clients (0) from others (1).
+        related: whether ``distances`` only distinguish related clients (0) from others (1).
     """
 
     clients: NDArray[np.int64]
@@ -45,7 +45,7 @@ class Excerpt:
 
     @classmethod
     def of(cls, distances: Array, order: NDArray[np.integer]) -> Excerpt:
-        """Evenly spaced clients, if there are too many.
+        """The excerpt of the distances of all clients, or of evenly spaced ones if there are too many.
 
         Args:
             distances: condensed ``(N (N - 1) / 2,)``.
@@ -85,7 +85,7 @@ def classical(distances: ArrayLike) -> Array:
     squared = np.asarray(distances, np.float64) ** 2
     rows = squared.mean(axis=0)
     inner = -0.5 * (squared - rows - rows[:, None] + rows.mean())
-    with threadpool_limits(1):  # sums are split among threads, which rounds them otherwise
+    with threadpool_limits(1):  # rounding depends on how sums are split among threads
         if len(inner) > FULL:
             from scipy.sparse.linalg import eigsh
 
@@ -108,7 +108,7 @@ def largest_axes(values: Array, vectors: Array) -> Array:
 def by_neighbours(distances: ArrayLike, seed: int = 0) -> Array:
     """Positions ``(N, 2)`` by UMAP (McInnes, Healy, Melville 2018), which keeps near clients near.
 
-    It starts from :func:`classical`, so clusters without a common neighbour stay where that places them. The
+    It starts from :func:`classical`, so clusters without common neighbours keep their relative places. The
     first call in a process compiles for some seconds.
 
     Args:
@@ -120,16 +120,16 @@ def by_neighbours(distances: ArrayLike, seed: int = 0) -> Array:
     distances = np.asarray(distances, np.float64)
     count = min(NEIGHBOURS, len(distances) - 1)
     order = np.argsort(distances, axis=1, kind="stable")
-    # UMAP expects each client to be the first of its own neighbours, also beside others at no distance.
+    # UMAP expects each client to be the first of its own neighbours, even if others are at distance 0.
     itself = order == np.arange(len(order))[:, None]
     others = order[~itself].reshape(len(order), -1)[:, : count - 1]
     places = np.column_stack([np.arange(len(order)), others])
     begin = classical(distances)
-    begin *= 10 / (float(np.abs(begin).max(initial=0.0)) or 1.0)  # the extent of UMAP's own beginnings
-    # No two begin at the same place, and no axis is empty: UMAP divides by its extent.
+    begin *= 10 / (float(np.abs(begin).max(initial=0.0)) or 1.0)  # the extent of UMAP's own initial positions
+    # Noise makes positions differ and gives each axis an extent, by which UMAP divides.
     begin += generator(seed, "map").normal(scale=0.01, size=begin.shape)
     with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # graphs in several parts are what clusters are
+        warnings.simplefilter("ignore")  # UMAP warns of disconnected graphs, which clusters cause
         reducer = UMAP(
             n_neighbors=count,
             metric="precomputed",

@@ -24,11 +24,11 @@ Array = NDArray[np.float64]
 Joint = NDArray[np.bool_]
 
 ROUNDING = 1e-6
-"""Similarities that are short of beta by this much reach it: so do equal predictions for beta = 1."""
+"""Tolerance below beta: rounding must not separate equal predictions when beta is 1."""
 
 
 def inference_similarities(predictions: NDArray[np.floating], block: int = 256) -> Array:
-    """A of all pairs of N clients, condensed ``(N (N - 1) / 2,)``, from a row each ``(N, S)``.
+    """A of all pairs of N clients, condensed ``(N (N - 1) / 2,)``, from one row per client ``(N, S)``.
 
     Raises:
         DataError: if a row is not finite.
@@ -80,8 +80,8 @@ def clustering_error(together: Joint, groups: NDArray[np.integer]) -> tuple[int,
     error"). A beta that is too small makes false positives, one that is too large false negatives.
 
     Args:
-        together: ``(N, N)``, symmetric, whether two clients are together; for disjoint clusters ``labels[:,
-        None] == labels``.
+        together: ``(N, N)``, symmetric, whether two clients are together; for disjoint clusters
+            ``labels[:, None] == labels``.
         groups: true group of each client ``(N,)``.
 
     Returns:

@@ -4,8 +4,8 @@ The condensed form of a symmetric N x N distance matrix is its upper triangle ro
 ``scipy.spatial.distance.pdist``: ``N (N - 1) / 2`` numbers; the diagonal is 0 by definition.
 
 Clients are compared in *blocks*: :func:`pack` concatenates the signatures of up to ``BLOCK`` clients,
-:func:`tile` compares two blocks by matrix products, :func:`place` writes a tile into the condensed form. A
-tile depends only on its two blocks, so any worker can compute tiles in any order.
+:func:`tile` compares two blocks by matrix products, :func:`write_tile` writes a tile into the condensed form.
+A tile depends only on its two blocks, so any worker can compute tiles in any order.
 
 The angles between subspaces are PACFL's, in degrees (:mod:`rayfl.angles`). Sets of points are compared as in
 FLT, by ``min_distance`` (the paper) or ``matching`` (its authors' code).
@@ -13,8 +13,8 @@ FLT, by ``min_distance`` (the paper) or ``matching`` (its authors' code).
 Accuracy against an SVD in float64 of each pair: in double precision 1e-5 degrees, and 0.01 where two angles
 coincide near 0, since the closed form of the largest eigenvalue then loses half the digits; in single
 precision 0.005 degrees per angle (``vector_angle_sum`` adds p of them). Single-precision products have errors
-of up to 1e-6, which matters most near 0, so angles below ``NEAR`` are computed in double precision there,
-too.
+of up to 1e-6, which matters most near 0, so even in single precision angles below ``NEAR`` are computed in
+double precision.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ Array = NDArray[np.float64]
 Distances = NDArray[np.floating]
 
 BLOCK = 2048
-"""Clients in a block, whatever the number of workers: a tile of two blocks is 17 MB in single precision."""
+"""Clients in a block, for any number of workers: a tile of two blocks is 17 MB in single precision."""
 
 PRODUCT = (384, 1024)
-"""Vectors on either side of one matrix product: what is made of it stays in the cache."""
+"""Vectors on either side of one matrix product: small enough that results stay in the cache."""
 
 STRIP = 12_000
-"""Pairs whose angles are worked out at a time: temporaries of less than 128 kB, which malloc reuses."""
+"""Pairs whose angles are computed at a time: temporaries of less than 128 kB, which malloc reuses."""
 
 NEAR = 1.0
-"""Degrees below which single precision does not do."""
+"""Angles in degrees below which single precision does not suffice."""
 
 VECTOR_DISTANCES = ("euclidean", "cosine")
 """Proximities of signatures that are plain arrays: the length of their difference, and 1 - cosine."""
@@ -54,13 +54,14 @@ MIN_DISTANCE = "min_distance"
 """A proximity of sets of points: the smallest Euclidean distance between any two (FLT)."""
 
 MATCHING = "matching"
-"""Another one: both clients' points are paired so that they are nearest to each other (FLT's code)."""
+"""A proximity of sets of points: the points of two clients are paired at the least cost (FLT's code)."""
 
 POINTS = (MIN_DISTANCE, MATCHING)
 """Proximities of signatures that are sets of points."""
 
 EXACT_MATCHING = 8
-"""Points of a client up to which all pairs of clients are matched at once; with more SciPy does each."""
+"""Up to this many points per client, all pairs of clients are matched together; with more, SciPy matches them
+one by one."""
 
 RELEVANCE = "relevance"
 """The proximity of signatures with an exchange: 1 - R, R being MT-HFL's mutual relevance."""
@@ -86,8 +87,8 @@ class Block:
     Attributes:
         size: n.
         parts: (positions in the block, ascending, ``(m,)``; vectors ``(p, m, D)``), one part for each number
-        of vectors. Vectors are orthonormal for ``principal_angle``, of length 1 for the other angles, both up
-        to single precision; for ``POINTS`` they are the points.
+            of vectors. Vectors are orthonormal for ``principal_angle``, of length 1 for the other angles,
+            both up to single precision; for ``POINTS`` they are the points.
         vectors: number of vectors of a client with enough samples, see :func:`rayfl.angles.vector_angle_sum`.
     """
 
@@ -96,7 +97,7 @@ class Block:
     vectors: int | None = None
 
     def __post_init__(self) -> None:
-        # A block that travels arrives in C order, and products round differently in another.
+        # A block sent to another process arrives in C order; products of other orders round differently.
         ordered = tuple((places, np.ascontiguousarray(vectors)) for places, vectors in self.parts)
         object.__setattr__(self, "parts", ordered)
 
@@ -108,8 +109,8 @@ def pack(
 
     Args:
         proximity: a name of ``ANGLES`` (signatures ``(D, p_i)``, ``p_i`` may differ), of ``VECTOR_DISTANCES``
-        (arrays of one shape; histograms ``(c_i,)`` are padded with zeros), or ``POINTS`` (points ``(k_i,
-        D)``, ``k_i`` may differ).
+            (arrays of one shape; histograms ``(c_i,)`` are padded with zeros), or of ``POINTS`` (points
+            ``(k_i, D)``, ``k_i`` may differ).
         signatures: one per client.
         first: the first client's id, for messages.
         vectors: :attr:`rayfl.signatures.base.Signature.vectors`.
@@ -186,7 +187,7 @@ def tile(proximity: str, left: Block, right: Block | None = None, precise: bool 
         proximity: as given to :func:`pack`.
         left: n clients.
         right: m clients; None for the pairs within ``left``, of which only the upper triangle is computed
-        (the lower one is undefined, the diagonal 0).
+            (the lower one is undefined, the diagonal 0).
         precise: compute and return double precision.
 
     Returns:
@@ -306,7 +307,7 @@ def _compare_parts(
     step, stride = max(1, PRODUCT[0] // len(u)), max(1, PRODUCT[1] // len(v))
     cuts = [slice(j, j + stride) for j in range(0, len(to), stride)]
     singles = [] if precise else [v[:, cut].astype(np.float32) for cut in cuts]
-    doubles: dict[int, Array] = {}  # of ``cuts`` in which double precision is called for
+    doubles: dict[int, Array] = {}  # the ``cuts`` that need double precision, by number
     for i in range(0, len(at), step):
         rows = slice(i, i + step)
         single, double = u[:, rows].astype(np.float32), None
@@ -333,10 +334,10 @@ def _compare_parts(
 def _point_distances(proximity: str, u: Distances, v: Distances, same: bool) -> Array:
     """The distances of all pairs ``(n, m)``, from points ``(k_i, n, D)``, ``(k_j, m, D)``.
 
-    Those within one block (``same``) above the diagonal, and some of the others.
+    Within one block (``same``), entries below the diagonal may be left 0.
 
     One product gives all squared distances: ``|u - v|^2 = (-2 u, |u|^2, 1) . (v, 1, |v|^2)``, up to 1e-15 of
-    the squared lengths. The points are taken from the middle of ``v`` first, so that these are not large.
+    the squared lengths. The mean of ``v`` is subtracted first, so that these lengths are not large.
     """
     middle = v.mean(axis=(0, 1), dtype=np.float64)
     left, right = u.astype(np.float64) - middle, v.astype(np.float64) - middle
@@ -415,8 +416,8 @@ def _angles(proximity: str, products: Distances, vectors: int | None) -> Array:
 def _products(u: Distances, v: Distances) -> Distances:
     """``U_i^T U_j`` of all pairs, ``(n, m, p_i, p_j)``, by one product.
 
-    From vectors ``(p_i, n, D)`` and ``(p_j, m, D)``. A view: entries (a, b) of all pairs lie together,
-    which is what the angles read.
+    From vectors ``(p_i, n, D)`` and ``(p_j, m, D)``. A view: entries (a, b) of all pairs lie together in
+    memory, as the angles read them.
     """
     product = u.reshape(-1, u.shape[-1]) @ v.reshape(-1, v.shape[-1]).T
     return product.reshape(len(u), u.shape[1], len(v), v.shape[1]).transpose(1, 3, 0, 2)
@@ -443,7 +444,7 @@ def _span(signature: NDArray[np.floating]) -> Distances:
 def _refined(proximity: str, vectors: Distances) -> Array:
     """Vectors ``(p, n, D)`` that are orthonormal, or of length 1, in double precision.
 
-    For a basis U that is orthonormal up to e, ``U (3 I - U^T U) / 2`` is up to e^2, and spans the same.
+    If a basis U is orthonormal up to e, ``U (3 I - U^T U) / 2`` is so up to e^2 and has the same span.
     """
     vectors = vectors.astype(np.float64)
     if proximity != "principal_angle":
@@ -515,7 +516,7 @@ def relevance_matrix(relations: Sequence[NDArray[np.floating]]) -> Array:
 def relevance_distances(
     relations: Sequence[NDArray[np.floating]], precise: bool = True, block: int = 512
 ) -> Distances:
-    """``1 - R`` in condensed form, in tiles: the square matrix is not made.
+    """``1 - R`` in condensed form, computed in tiles without the square matrix.
 
     The result is ``(N (N - 1) / 2,)``. Arguments and errors as :func:`relevance_matrix` and
     :func:`condensed_distances`.

@@ -1,9 +1,9 @@
 """Clustered federated learning (CFL): whether a cluster of clients is split in two.
 
 Sattler, Mueller, Samek, *Clustered federated learning: model-agnostic distributed multi-task optimization
-under privacy constraints*, 2019, Algorithm 5: at a point that is stationary for the cluster (Eq. 32) and not
-for its clients (Eq. 33), and only if the halves (:mod:`rayfl.clustering.bipartition`) are further apart than
-noise explains (Eq. 39).
+under privacy constraints*, 2019, Algorithm 5. A cluster is split at a point that is stationary for the
+cluster (Eq. 32) and not for its clients (Eq. 33), and only if the halves
+(:mod:`rayfl.clustering.bipartition`) are further apart than noise explains (Eq. 39).
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ class UpdateNorms:
         return float(mean), float(largest)
 
     def with_mean_of(self, updates: NDArray[np.floating]) -> UpdateNorms:
-        """These norms; if that of the mean is unknown, it is taken from updates or sketches ``(m, q)``."""
+        """These norms; if the norm of the mean is NaN, it is computed from updates or sketches ``(m, q)``."""
         mean = self.weights @ updates.astype(np.float64) / self.weights.sum()
         return replace(self, mean=float(np.linalg.norm(mean))) if np.isnan(self.mean) else self
 
     def with_mean_by(self, similarities: Similarities) -> UpdateNorms:
-        """The same by the cosines of the updates, condensed."""
+        """As :meth:`with_mean_of`, from the cosines of the updates, condensed ``(m (m - 1) / 2,)``."""
         mean = cosines.mean_norm(similarities, self.each, self.weights)
         return replace(self, mean=mean) if np.isnan(self.mean) else self
 
     @property
     def facts(self) -> dict[str, float]:
-        """A row's columns: both norms, and relative."""
+        """Columns of ``diagnostics.csv``: both norms, absolute and relative."""
         mean, largest = self.relative
         return {
             "mean_norm": self.mean,
@@ -93,7 +93,7 @@ def reference_of_half(root: float, norms: NDArray[np.float64]) -> float:
 
 
 class SplitCriteria(Section):
-    """When CFL splits a cluster: what all units of the norms have in common."""
+    """When CFL splits a cluster: the base of the criteria for all units of the norms."""
 
     renamed: ClassVar[Mapping[str, str]] = {"norms": "name"}
 
@@ -124,7 +124,7 @@ class SplitCriteria(Section):
         """``||d_c||`` and ``max_i ||d_i||`` in the units of ``eps1`` and ``eps2``."""
 
     def met(self, norms: UpdateNorms) -> bool:
-        """Whether all criteria that need no similarities hold: then similarities are worth computing."""
+        """Whether all criteria that need no similarities hold; only then similarities are needed."""
         mean, largest = self.in_units(norms)
         return (
             mean < self.eps1
@@ -191,7 +191,7 @@ class RelativeCriteria(SplitCriteria):
 
 
 CRITERIA: Mapping[str, type[SplitCriteria]] = {"absolute": AbsoluteCriteria, "relative": RelativeCriteria}
-"""In which units CFL measures updates."""
+"""The criteria by the unit of the norms."""
 
 
 def decide(
@@ -211,7 +211,7 @@ def decide(
 
     Raises:
         ValueError: as :func:`~rayfl.clustering.bipartition.bipartition`, if there are not m norms, or if
-        similarities are needed and missing.
+            similarities are needed and missing.
     """
     if len(norms.each) != len(ids):
         raise ValueError(f"{len(ids)} clients have as many norms, got {len(norms.each)}")

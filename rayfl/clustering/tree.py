@@ -60,8 +60,8 @@ class ParameterTree:
         """The child whose members include the most similar update (Algorithm 4); ``update`` is a sketch
         ``(q,)``.
 
-        As printed, the maxima ``a0`` and ``a1`` belong to the edges to ``v1`` and ``v2``; there are only
-        ``v0`` and ``v1``. Of equal similarities ``v1`` is taken, as printed.
+        The paper assigns the maxima ``a0`` and ``a1`` to the edges to ``v1`` and ``v2``, but the children are
+        ``v0`` and ``v1``. Ties: ``v1``, as in the paper.
         """
         v0, v1 = np.flatnonzero(self.parent == node)
         a0, a1 = (cosines.tile(update[None], self.sent[self.edge == v]).max() for v in (v0, v1))
@@ -72,7 +72,7 @@ class ParameterTree:
 
         Args:
             walkers: n.
-            ask: trains some of them from the nodes where they are; sketches of their updates ``(m, q)``.
+            ask: trains walkers ``(m,)`` from nodes ``(m,)``; returns sketches of their updates ``(m, q)``.
         """
         at = np.zeros(walkers, np.int64)
         while len(walking := np.flatnonzero(np.isin(at, self.parent))):
@@ -81,7 +81,7 @@ class ParameterTree:
         return at
 
     def best_on_the_way(self, leaf: int, losses: NDArray[np.float64]) -> int:
-        """The node of least loss ``(K,)`` on the way from the root to a leaf; of equal ones the lowest."""
+        """The node of least loss ``(K,)`` on the way from the root to a leaf; ties: nearest to the leaf."""
         way = self.path(leaf)
         return way[int(np.argmin(losses[way]))]
 
@@ -93,7 +93,7 @@ class ParameterTree:
 
         Args:
             updates: sketches of the newcomers' updates from the parent nodes ``(B, q)``.
-            nodes: where they went ``(B,)``, not the root.
+            nodes: the children that they went to ``(B,)``, never the root.
         """
         above = self.parent[nodes]
         children = np.flatnonzero(np.isin(self.parent, above))

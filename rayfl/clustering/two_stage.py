@@ -32,7 +32,7 @@ from rayfl.random import generator
 Ids = NDArray[np.int64]
 
 REPRESENTATIVES = 4096
-"""Clients that are sampled: as many distances for 100,000 clients as 30,000 have among themselves."""
+"""Number of clients sampled: for 100,000 clients about as many distances as between all pairs of 30,000."""
 
 FENCE = 1.5
 """The radius is this many interquartile ranges above the third quartile of the nearest distances (Tukey)."""
@@ -66,7 +66,7 @@ def sample(clients: int, most: int, seed: int) -> Ids:
 
 
 def nearest(proximity: str, block: Block, representatives: Block) -> tuple[Ids, Distances]:
-    """For every client of a block the nearest representative (the first of several), and its distance."""
+    """For every client of a block the nearest representative (ties: the first), and its distance ``(B,)``."""
     values = tile(proximity, block, representatives)
     who = values.argmin(axis=1)
     return who.astype(np.int64), values[np.arange(block.size), who]

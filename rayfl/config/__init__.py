@@ -3,14 +3,14 @@
 Each module uses only those above it:
 
 - ``text``: YAML, read and written;
-- ``words``: what a setting may be, in words;
+- ``words``: valid values of a setting, in words;
 - ``kinds``: the parts that may be chosen, and plug-ins with more;
 - ``schema``: the sections, and :class:`Config`;
-- ``objects``: what Python users give in place of settings;
-- ``mistakes``: what is wrong, in one line that says where, what, and what would be right;
+- ``objects``: Python objects that users give in place of settings;
+- ``mistakes``: error messages of one line: where, what, and what would be right;
 - ``reading``: presets, files and overrides to a config;
 - ``variants``: the same settings for another algorithm;
-- ``changes``: what a run's name says of its settings.
+- ``changes``: the settings that appear in a run's name.
 """
 
 from rayfl.config.changes import changes

@@ -1,4 +1,4 @@
-"""What a run's name says of its settings: those that its user changed, in short."""
+"""The settings that appear in a run's name: those that its user changed, in short form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayfl.config.schema import CHANGEABLE, USED_BY_SOME, Config
 from rayfl.errors import ConfigError
 
 _SAID = frozenset({"name", "plugins", "algorithm", "algorithm.name", "seed"})
-"""What the name of a run directory says anyway, or need not say."""
+"""Settings that the name of a run directory contains anyway, or does not need."""
 
 _LONGEST = 24
 """Characters of one name or value."""
@@ -27,11 +27,11 @@ def changes(
     Args:
         config: of the run.
         source: what the user named, as in :func:`~rayfl.config.load`.
-        named: settings that were given on top of it, dotted; a value after ``=`` is not looked at.
+        named: settings that were given on top of it, dotted; a value after ``=`` is ignored.
 
     Returns:
-        One short text each, fit for a file name, in the order of ``named``. Those that only say where to run
-        and what to write are left out, and so are settings that a resumed run may change.
+        One short text for each, fit for a file name, in the order of ``named``. Settings that a continued run
+        may change, such as where to run and what to write, are left out.
     """
     paths = dict.fromkeys(text.partition("=")[0].strip() for text in named)
     here = config.to_dict()
@@ -53,7 +53,7 @@ def changes(
 
 
 def _differing(path: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The settings at ``path`` or below that differ; one that is a part of another name counts as one."""
+    """The settings at ``path`` or below that differ; a part with another name counts as one setting."""
     value, before = _at(here, path), _at(there, path)
     if value == before or (value is None and before is None):
         return
@@ -72,7 +72,7 @@ def _at(settings: Any, path: str) -> Any:
 
 
 def _value(value: Any) -> str:
-    """``0.3``, ``lenet5`` for a part, ``5-4-1`` for a list; of a list of sections the number."""
+    """``0.3``, ``lenet5`` for a part, ``5-4-1`` for a list; for a list of sections their number."""
     if isinstance(value, Mapping):
         return str(value.get("name", len(value)))
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""All kinds of parts that are chosen by name: what ``rayfl list`` shows, and a plug-in may bring."""
+"""All kinds of parts that are chosen by name: ``rayfl list`` shows them, and plug-ins may add to them."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ KINDS: Mapping[str, Registry[Any]] = {
 
 
 def bring(named: Iterable[str] = ()) -> None:
-    """Import plug-ins, those of the environment and of installed packages first, and offer their parts.
+    """Import plug-ins, first those of the environment and of installed packages, and register their parts.
 
-    What they print goes to standard error: standard output is for what was asked, such as a schema.
+    Their output goes to standard error: standard output is for the result of a command, such as a schema.
 
     Raises:
-        ConfigError: where one cannot be imported, or brings a part under a name that is taken.
+        ConfigError: if a plug-in cannot be imported, or has a part under a name that is taken.
     """
     with contextlib.redirect_stdout(sys.stderr):
         plugins.load_everywhere(KINDS.values())

@@ -21,7 +21,7 @@ class _Place(NamedTuple):
         owner: the section with its last element.
         siblings: the parts that the owner was chosen from, by name.
         choices: the parts that may be chosen here, by name.
-        expected: what may stand here, in words.
+        expected: the valid values, in words.
     """
 
     path: tuple[str, ...]
@@ -34,19 +34,19 @@ class _Place(NamedTuple):
 def explain(
     error: ValidationError, settings: Mapping[str, Any], root: type[BaseModel] = Config
 ) -> ConfigError:
-    """The first mistake, in words that help.
+    """The first mistake as an error with a helpful message.
 
     Args:
-        error: what Pydantic found.
-        settings: what was validated.
-        root: the section that it was to be.
+        error: the errors that Pydantic found.
+        settings: the settings that were validated.
+        root: the section that they were validated as.
     """
     found = error.errors()
     outer = {e["loc"][:depth] for e in found for depth in range(len(e["loc"]))}
-    # A list whose items are wrong counts as too short, too: the items are the mistake.
+    # Pydantic reports a list with wrong items as too short, too: the items are the mistake.
     meant = [e for e in found if e["type"] != "too_short" or e["loc"] not in outer]
     errors = [(e, _locate(e["loc"], settings, root)) for e in meant]
-    # Where a name or a section is possible, mistakes within a section that was given say more.
+    # If a name or a section is allowed, mistakes within a section that was given are more helpful.
     around = {p.path[:k] for _, p in errors for k in range(len(p.path))}
     errors = [(e, p) for e, p in errors if e["type"] != "literal_error" or p.path not in around]
     # What the user wrote comes first, then what is missing, then what a part computed from other mistakes.
@@ -103,7 +103,7 @@ def _given(settings: Any, place: _Place) -> bool:
 
 
 def _sentence(message: str) -> str:
-    """A validator's own words without Pydantic's."""
+    """A validator's message without Pydantic's prefix."""
     message = " ".join(message.removeprefix("Value error, ").removeprefix("Assertion failed, ").split())
     return message[:1].lower() + message[1:] if message[:2].istitle() else message
 

@@ -1,7 +1,7 @@
 """Objects that Python users give in place of settings: parts, their classes, networks, arrays, functions.
 
-Each becomes the settings that say the same, so that a run directory holds all of a run and a worker can make
-all of it again.
+Each is converted to equivalent settings, so that a run directory contains the whole run and a worker can
+rebuild it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without objects; classes of the user's own become plug-ins.
 
     Raises:
-        ConfigError: if an object is nothing that can be put there, or other processes could not make it.
+        ConfigError: if an object does not fit its setting, or other processes could not create it.
     """
     found: dict[str, Any] = {}
     for key, value in settings.items():
@@ -55,7 +55,7 @@ def _settings_of(thing: object, registry: Registry[Any], where: str) -> dict[str
 
 
 def bring_classes(section: Section) -> None:
-    """Make a plug-in of the class of a part, and of those within it."""
+    """Register the class of a part, and the classes of parts within it, as plug-ins."""
     _bring_class(type(section))
     for key in type(section).model_fields:
         value = getattr(section, key)
@@ -65,7 +65,7 @@ def bring_classes(section: Section) -> None:
 
 
 def modules_of(section: Section) -> set[str]:
-    """The modules of the classes of a part, and of those within it."""
+    """The modules of the class of a part, and of the classes of parts within it."""
     found = {type(section).__module__}
     for key in type(section).model_fields:
         value = getattr(section, key)

@@ -29,7 +29,7 @@ PRESETS = Path(__file__).parents[1] / "presets"
 
 
 def presets() -> dict[str, Path]:
-    """The presets by name: rayfl's own, then those of plug-ins, which hide none of rayfl's."""
+    """The presets by name: rayfl's own, then those of plug-ins, which cannot replace rayfl's."""
     own = {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
     return {**own, **{name: path for name, path in plugins.presets().items() if name not in own}}
 
@@ -43,13 +43,13 @@ def paper_of(path: Path) -> Paper:
     """The ``paper:`` block of a preset, or of another YAML file.
 
     Raises:
-        ConfigError: if there is none, or if it is none; one line.
+        ConfigError: if the block is missing or invalid; one line.
     """
     return _paper(_read_yaml(path), path)
 
 
 def with_paper(path: Path) -> tuple[Paper | None, Config]:
-    """Both that a preset holds; those of plug-ins need not speak of a paper.
+    """The paper and the config of a preset; presets of plug-ins may have no paper.
 
     Raises:
         ConfigError: as :func:`paper_of` and :func:`load`.
@@ -74,13 +74,13 @@ def load(
 ) -> Config:
     """Read, complete and validate a configuration.
 
-    Where ``overrides`` or ``parts`` name another algorithm than the source, the source's settings of sections
-    that it does not use are left out.
+    If ``overrides`` or ``parts`` name another algorithm than the source, the source's settings of sections
+    that this algorithm does not use are left out.
 
     Args:
         source: a preset's name, a YAML file, or a mapping (or a Config, to change it).
         overrides: dotted settings such as ``"training.lr=0.1"``; the value is read as YAML.
-        parts: sections as Python has them, in place of the source's: ``algorithm=MyMethod(rate=0.1)``,
+        parts: Python objects in place of the source's sections: ``algorithm=MyMethod(rate=0.1)``,
             ``model=MyNet`` (an ``nn.Module`` class), ``data=(x_train, y_train, x_test, y_test)``.
 
     Raises:
@@ -88,20 +88,20 @@ def load(
     """
     settings, given, overrides = read(source), plain(parts), names_first(overrides)
     wanted = with_overrides({**settings, **given}, overrides)
-    plugins.refuse_old([*_plugins_in(wanted), *_targets(wanted)])  # first: their settings may be others
+    plugins.refuse_old([*_plugins_in(wanted), *_targets(wanted)])  # old versions may have other settings
     config = _completed(settings, given, overrides, wanted)
     plugins.refuse_old(modules_of(config))
     return config
 
 
 def continued(begun: Config, overrides: Sequence[str]) -> Config:
-    """The config of an earlier run with other settings, and with the plug-ins with which it was read."""
+    """The config of an earlier run with overrides, and with the plug-ins with which it was read."""
     settings, overrides = read(begun), names_first(overrides)
     return _completed(settings, {}, overrides, with_overrides(settings, overrides))
 
 
 def _targets(value: Any) -> Iterator[str]:
-    """The texts among settings that may be targets."""
+    """The texts among settings that may be targets (``module:Class``)."""
     if isinstance(value, str) and ":" in value:
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
@@ -119,10 +119,10 @@ def _completed(
 
 
 def reload(source: Path | Mapping[str, Any]) -> Config:
-    """The config of an earlier run, ignoring settings that have no effect and that older versions took.
+    """The config of an earlier run, ignoring settings without effect that older versions accepted.
 
     Args:
-        source: its file, or what that holds.
+        source: its file, or the contents of that file.
 
     Raises:
         ConfigError: as :func:`load`.
@@ -134,15 +134,15 @@ def reload(source: Path | Mapping[str, Any]) -> Config:
     data = settings.get("data")
     dataset = DATASETS.get(str(data.get("name"))) if isinstance(data, dict) else None
     if isinstance(data, dict) and dataset is not None and dataset.elsewhere:
-        data.pop("root", None)  # nothing was ever read there
+        data.pop("root", None)  # this dataset was never read from a folder
     return resolve(used(settings, algorithm_of(settings)))
 
 
 def bring_plugins(settings: Mapping[str, Any]) -> None:
-    """Import what settings name as their plug-ins; what is not a list of names is refused later.
+    """Import the plug-ins that settings name; anything but a list of names is refused later.
 
     Raises:
-        ConfigError: if one cannot be imported.
+        ConfigError: if a plug-in cannot be imported.
     """
     kinds.bring(_plugins_in(settings))
 
@@ -154,7 +154,7 @@ def _plugins_in(settings: Mapping[str, Any]) -> list[str]:
 
 
 def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
-    """The settings of a source, without what it says of a paper, and without objects."""
+    """The settings of a source, without its ``paper`` block; objects are converted to settings."""
     if isinstance(source, Config):
         bring_classes(source)
         return source.to_dict()
@@ -211,8 +211,8 @@ def _is_file(path: Path) -> bool:
 def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """``settings`` with dotted ``key=value`` overrides applied (a copy).
 
-    Naming another part, as in ``algorithm=pacfl``, drops the settings of the part that it replaces; giving a
-    setting that another one excludes drops that one, unless the overrides give both.
+    Naming another part, as in ``algorithm=pacfl``, drops the settings of the part that it replaces. Setting
+    one of two settings that exclude each other drops the other, unless the overrides set both.
     """
     result = copy.deepcopy(dict(settings))
     overrides = list(overrides)
@@ -236,7 +236,7 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
 
 
 def names_first(overrides: Sequence[str]) -> list[str]:
-    """The overrides such that what is said of a part is said after its name: ``partition.clients=6
+    """Reorder overrides so that the settings of a part come after its name: ``partition.clients=6
     partition=iid`` means six clients, too.
     """
     if isinstance(overrides, str):
@@ -246,7 +246,7 @@ def names_first(overrides: Sequence[str]) -> list[str]:
         part, value = _part_named(text)
         place = len(found)
         before = [_part_named(each)[0] == part for each in found]
-        if part and value and not any(before):  # else what was said of the part that was named is dropped
+        if part and value and not any(before):  # a second name drops the settings given for the first
             under = (at for at, each in enumerate(found) if each.strip().startswith(f"{part}."))
             place = next(under, place)
         found.insert(place, text)
@@ -254,15 +254,13 @@ def names_first(overrides: Sequence[str]) -> list[str]:
 
 
 def _part_named(text: str) -> tuple[str, bool]:
-    """The section that an override sets as a whole, or by its name, if it could be one; and whether its value
-    is a name.
-    """
+    """The path that an override sets, without ``.name``; and whether its value may be a name."""
     path, _, value = text.partition("=")
     return path.strip().removesuffix(".name"), re.fullmatch(r"\s*[A-Za-z_][\w.:/-]*\s*", value) is not None
 
 
 def _present(settings: Mapping[str, Any], path: Sequence[str]) -> list[str]:
-    """The present names of a dotted setting (:attr:`~rayfl.settings.Section.renamed`)."""
+    """The current names of a dotted setting (:attr:`~rayfl.settings.Section.renamed`)."""
     found: list[str] = []
     section: type[BaseModel] | None = Config
     choices: Mapping[Any, type[BaseModel]] = {}
@@ -282,7 +280,7 @@ def _present(settings: Mapping[str, Any], path: Sequence[str]) -> list[str]:
 
 
 def item(node: object, key: str) -> Any:
-    """What settings have under a key, a list at a place counted from 0; None if they have nothing there."""
+    """The value of a mapping under a key, or of a list at an index from 0; None if there is none."""
     if isinstance(node, Mapping):
         return node.get(key)
     if isinstance(node, (list, tuple)) and key.isdecimal() and int(key) < len(node):
@@ -295,10 +293,10 @@ def _choices(field: FieldInfo | None) -> Mapping[Any, type[BaseModel]]:
 
 
 def _assign(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set what is at ``path``, in place. A part of the path that is a number is a place of a list.
+    """Set the value at ``path``, in place. In lists, a part of the path is an index.
 
     Raises:
-        ConfigError: if a list has no such place.
+        ConfigError: if a list has no such index.
     """
     node: Any = settings
     for depth, part in enumerate(path[:-1]):
@@ -322,10 +320,10 @@ def _assign(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _refuse_place(items: list[Any], path: Sequence[str], depth: int) -> None:
-    """Refuse a path that goes into a list where there is no item.
+    """Refuse a path into a list that has no such item.
 
     Raises:
-        ConfigError: if that part of the path is not a place of the list.
+        ConfigError: if that part of the path is not an index of the list.
     """
     place, count = path[depth], len(items)
     if not place.isdecimal() or int(place) >= count:
@@ -381,9 +379,9 @@ def _merge(base: Mapping[str, Any], over: Any) -> Any:
 
 
 def _complete(values: Mapping[str, Any], section: type[BaseModel]) -> dict[str, Any]:
-    """Settings of a part that is not named belong to the default one; a section left empty is left out.
+    """Name the default part where settings name none, and drop empty sections.
 
-    Settings under another name (:attr:`~rayfl.settings.Section.renamed`) get the present one.
+    Settings under a former name (:attr:`~rayfl.settings.Section.renamed`) get the current one.
     """
     result: dict[str, Any] = {}
     names = section.renamed if issubclass(section, Section) else {}

@@ -1,6 +1,7 @@
 """The sections of a configuration, and :class:`Config`, which holds them all, frozen and validated.
 
-Each room declares its own section beside its owner; what is declared here belongs to the run as a whole.
+Each package declares its own sections next to the code that uses them; the sections declared here belong to
+the run as a whole.
 """
 
 from __future__ import annotations
@@ -59,19 +60,19 @@ USED_BY_SOME = {
 """Settings used only by the methods that list the section in ``takes``."""
 
 CHANGEABLE = ("rounds", "execution", "output")
-"""What of a config may change when a run goes on, :data:`BLOCK_SETTINGS` aside."""
+"""What may change in a config when a run continues, except for :data:`BLOCK_SETTINGS`."""
 
 BLOCK_SETTINGS = ("block_size", "clients_per_actor", "fan_in")
-"""Settings of ``execution`` on which the order of sums depends, and so their rounding: a run keeps them."""
+"""Settings of ``execution`` that determine the order of sums, and so their rounding: a run keeps them."""
 
 EXCLUDED = {
     "clustering.n_clusters": "clustering.threshold",
     "clustering.threshold": "clustering.n_clusters",
 }
-"""Settings of which an override drops the other."""
+"""Settings that exclude each other: an override of one drops the other."""
 
 ActorRange = Annotated[str, Field(pattern=r"^[1-9][0-9]*-[1-9][0-9]*$", title="a range such as 2-64")]
-"""``2-64``: the least and the most client actors."""
+"""``2-64``: minimum and maximum number of client actors."""
 
 NodeMark = Annotated[
     str,
@@ -83,22 +84,22 @@ NodeMark = Annotated[
 """What marks nodes: a custom resource of Ray's, or a label ``key=value``."""
 
 _EVERYWHERE = ("CPU", "GPU", "memory", "object_store_memory")
-"""Ray's own resources: they mark no node, and Ray takes them by other options."""
+"""Ray's own resources: they do not mark nodes, and are requested from Ray by other options."""
 
 RemoteRoot = Annotated[str, Field(pattern=URL, title="a URL such as s3://bucket/runs")]
-"""Of object storage."""
+"""A URL of object storage."""
 
 _BLOCK_WORK = 1e7
 """Parameters times samples that take a core a few milliseconds: less is not worth a message."""
 
 _MOST = 64
-"""Clients in a block of large cohorts, or as many as have that work together."""
+"""Maximum number of clients in a block of a large cohort, unless ``_BLOCK_WORK`` needs more clients."""
 
 
 class Evaluation(Section):
     """When and how clients are tested: each on its own test data with the model that it would use.
 
-    What else is tested has columns of its own (:mod:`rayfl.evaluation.protocols` has the names).
+    Additional tests have their own columns (see :mod:`rayfl.evaluation.protocols` for the names).
     """
 
     every: int = Field(1, ge=1, description="rounds between two tests; the last round is always tested")
@@ -139,8 +140,8 @@ class Evaluation(Section):
 
 
 class Execution(Section):
-    """Where a run is executed. Of this only ``block_size``, ``clients_per_actor``, ``fan_in`` and the device
-    change its results, by rounding.
+    """Where a run is executed. Only ``block_size``, ``clients_per_actor``, ``fan_in`` and the device change
+    results, by rounding.
     """
 
     backend: Literal["ray", "inline"] = Field(
@@ -221,13 +222,15 @@ class Execution(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> Execution:
-        """Refuse what contradicts itself: a range of actors, or a mark that is none."""
+        """Refuse contradictions: a descending range of actors, impossible shares, or a mark that marks no
+        nodes.
+        """
         least, most = self.actors_wanted
         if least > most:
             raise ValueError(f"actors: {self.actors} is not a range; did you mean {most:g}-{least}?")
         if self.elastic and self.clients_per_actor is not None:
             raise ValueError("actors: a range makes no sense with clients_per_actor, which sets their number")
-        # Ray counts in ten-thousandths, and gives no actor a GPU and a half.
+        # Ray counts in ten-thousandths, and gives an actor either a part of a GPU or whole GPUs.
         for name, share in (("cpus_per_actor", self.cpus_per_actor), ("gpus_per_actor", self.gpu_share)):
             if 0 < share < 1e-4:
                 raise ValueError(f"{name}: got {share:g}; the smallest share that Ray knows is 0.0001")
@@ -244,7 +247,7 @@ class Execution(Section):
 
     @property
     def actors_wanted(self) -> tuple[int, float]:
-        """The least and the most client actors that are asked for."""
+        """Minimum and maximum number of client actors."""
         if self.actors == "auto":
             return 1, math.inf
         if isinstance(self.actors, int):
@@ -254,7 +257,7 @@ class Execution(Section):
 
     @property
     def gpu_share(self) -> float:
-        """What an actor has of a GPU, where that is one number; a whole one if it depends on the GPU."""
+        """GPUs for each actor; 1 if that depends on the GPU (``auto``)."""
         return 1.0 if self.gpus_per_actor == "auto" else self.gpus_per_actor
 
     @property
@@ -263,12 +266,12 @@ class Execution(Section):
         return isinstance(self.actors, str) and self.actors != "auto"
 
     def clients_per_block(self, cohort: int, work: float = math.inf) -> int:
-        """The block size: a matter of config and data alone, so that sums do not depend on the workers.
+        """The block size. It depends on config and data only, so that sums do not depend on the workers.
 
         Args:
             cohort: clients per round.
-            work: of a client in a round: parameters times samples times epochs. Blocks of tiny clients are
-                larger, until they are worth a message, but there are four at least.
+            work: of a client in a round: parameters times samples times epochs. Clients with little work get
+                larger blocks, so that each block is worth a message, but there are at least four blocks.
         """
         if self.block_size == "auto":
             blocks = 16
@@ -338,19 +341,19 @@ class Output(Section):
         return self.root if isinstance(self.root, Path) else staging(self.root)
 
     def remote(self, name: str) -> Remote | None:
-        """Where a run of this name is published; None if its folder is all there is."""
+        """Where a run of this name is published; None if it is only written to :attr:`folder`."""
         return None if isinstance(self.root, Path) else Remote(self.root, name)
 
     @property
     def all_loggers(self) -> tuple[Logger, ...]:
-        """TensorBoard, unless it is switched off, and what 'loggers' names."""
+        """TensorBoard, unless it is switched off, and the loggers named in ``loggers``."""
         named = any(logger.name == "tensorboard" for logger in self.loggers)
         first = (LOGGERS["tensorboard"](),) if self.tensorboard and not named else ()
         return (*first, *self.loggers)
 
 
 class Config(Section):
-    """A run: resolved, it and its seed determine every number of the result."""
+    """All settings of a run, including its seed: they determine every number of the result."""
 
     name: str = Field(
         "run",
@@ -402,7 +405,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _suited(self) -> Config:
-        """Refuse what makes no sense together: local objectives, momentum, sampling where all take part."""
+        """Refuse combinations that make no sense, for example sampling where all clients take part."""
         suited, name = self.algorithm.objectives, self.local.name
         if suited is not None and name not in suited:
             raise ValueError(
@@ -433,12 +436,12 @@ class Config(Section):
 
     @property
     def shards(self) -> int:
-        """In how many shards a model lies at the servers, at most."""
+        """Maximum number of shards of a model at the servers."""
         return self.hierarchy.lps_actors if self.execution.shard_models else 1
 
     @model_validator(mode="after")
     def _sharded(self) -> Config:
-        """Refuse to shard models at one server, or for a rule that needs all of each."""
+        """Refuse to shard models at one server, or with an aggregation rule that needs whole models."""
         if self.execution.shard_models and self.hierarchy.lps_actors == 1:
             raise ConfigError("hierarchy.lps_actors", "1 has no other to share models with", "use 2 or more")
         if self.execution.shard_models and self.aggregation.reweighs:
@@ -492,14 +495,14 @@ class Config(Section):
         )
 
     def parts(self) -> Iterator[tuple[str, Section]]:
-        """The sections that the run uses and those within them, with where they stand."""
+        """Yield the dotted path and the section, for all sections that the run uses, also nested ones."""
         for name in type(self).model_fields:
             if name not in USED_BY_SOME or name in self.algorithm.takes:
                 yield from _within(getattr(self, name), name)
 
     @property
     def public_samples(self) -> int:
-        """How many samples that no client has the server looks at, all parts together."""
+        """How many held-out samples the server uses: the maximum of what its parts need."""
         clustering = self.clustering.public_samples if "clustering" in self.algorithm.takes else 0
         return max(self.data.public_samples, self.algorithm.public_samples, clustering)
 

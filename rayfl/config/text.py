@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
-"""What the parser raises: ValueError for bytes that are no text, impossible dates and endless integers."""
+"""What the parser raises: ValueError for bytes that are not text, impossible dates and too long integers."""
 
 
 def problem_of(error: Exception) -> str:
@@ -19,12 +19,12 @@ def problem_of(error: Exception) -> str:
 
 
 def parse(text: str, own: bool = False) -> Any:
-    """The value that YAML text holds.
+    """The value of YAML text.
 
     Args:
         text: the YAML.
-        own: whether it comes with rayfl, and so is known to be sound. It is read by libyaml, which is many
-            times faster, but ends the whole process where brackets are nested too deeply.
+        own: whether the text comes with rayfl, and so is known to be valid. It is read by libyaml, which is
+            many times faster, but crashes the process if brackets are nested too deeply.
 
     Raises:
         one of :data:`NOT_YAML`.
@@ -38,10 +38,10 @@ def dump(values: Mapping[str, Any]) -> str:
 
 
 def as_value(value: Any) -> str:
-    """A value in one line that :func:`parse` reads back: JSON, which is YAML but for pairs of surrogates.
+    """A value in one line that :func:`parse` reads back: JSON, which is YAML except for surrogate pairs.
 
     Raises:
-        TypeError: if JSON has no such values.
+        TypeError: if JSON cannot represent the value.
     """
     return _SURROGATES.sub(_escaped, json.dumps(value))
 
@@ -56,18 +56,18 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which ``1e-3`` is a number, as people mean it (YAML 1.1 reads text), ``2:4`` is none (YAML 1.1
-    reads 124, to base 60), and no key comes twice.
+    """YAML in which ``1e-3`` is a number (text in YAML 1.1), ``2:4`` is text (124 in YAML 1.1, to base 60),
+    and no key occurs twice.
     """
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
-        """As YAML defines it, but for numbers to base 60."""
+        """As YAML defines it, except for numbers to base 60."""
         tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         numeric = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         return self.DEFAULT_SCALAR_TAG if numeric and ":" in value else tag
 
     def get_single_node(self) -> yaml.Node | None:
-        """As YAML defines it, but aliases may not make a small file huge, nor endless."""
+        """As YAML defines it, but aliases may not make a small file huge or endless."""
         root: yaml.Node | None = super().get_single_node()
         sizes: dict[int, int] = {}
         written = _expanded(root, sizes) if root is not None else 0
@@ -77,7 +77,7 @@ class _Loader(yaml.SafeLoader):
         return root
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """As YAML defines it, but a repeated key is a mistake instead of the last one silently winning."""
+        """As YAML defines it, but a repeated key is an error (otherwise the last one would win silently)."""
         seen: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
@@ -92,7 +92,7 @@ _REPEATED = 100_000
 
 
 def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """The number of values in a node, those of aliases counted wherever they stand.
+    """The number of values in a node; values behind aliases count at each occurrence.
 
     Args:
         node: the root.

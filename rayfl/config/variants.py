@@ -37,11 +37,11 @@ def variant(
 ) -> Config:
     """The same settings with another algorithm (and that algorithm's defaults), for comparisons.
 
-    What the source says of comparing signatures is left out if the other algorithm has signatures of another
-    kind: degrees between subspaces mean nothing to it; and what its own defaults say otherwise: PCA+kM+HC has
-    no encoder where FLT was given one. So are momentum and an aggregation rule where they make no sense. What
-    ``overrides`` say holds for every algorithm; but sections that it does not use are dropped, even if set by
-    an override: the number of clusters is for those that cluster.
+    Some settings of the source are left out. Settings for comparing signatures are, if the other algorithm
+    uses another kind of signature (degrees between subspaces mean nothing to it) or another default for the
+    setting (PCA+kM+HC has no encoder, FLT has one). So are momentum and an aggregation rule, if they make no
+    sense with it. ``overrides`` apply to every algorithm, but sections that it does not use are dropped, even
+    if set by an override: a number of clusters is only for algorithms that cluster.
 
     Raises:
         ConfigError: as :func:`load`.
@@ -56,8 +56,8 @@ def variant(
 def on_the_same_data(configs: Sequence[Config]) -> list[Config]:
     """The configs of a comparison, with the same training samples held out for the server.
 
-    Where ``data.server_share`` is ``auto`` all hold out as many as the one whose server needs most, so that
-    their clients have the same samples.
+    Configs whose ``data.server_share`` is ``auto`` hold out as many as the one whose server needs most, so
+    that their clients have the same samples.
     """
     most = max((config.public_samples for config in configs), default=0)
     return [
@@ -67,7 +67,7 @@ def on_the_same_data(configs: Sequence[Config]) -> list[Config]:
 
 
 def _for_another(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """What of a source's settings can be said of another algorithm too."""
+    """The settings of a source that also apply to another algorithm."""
     kept, before, part = dict(settings), algorithm_of(settings), ALGORITHMS.get(algorithm)
     if part is None:
         return kept
@@ -87,6 +87,6 @@ def _for_another(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
 
 
 def _clustering(algorithm: type[Algorithm] | None) -> Mapping[str, Any]:
-    """How an algorithm clusters by default; empty if it says nothing of signatures."""
+    """How an algorithm clusters by default; empty if its defaults name no signature."""
     found: Mapping[str, Any] = algorithm.defaults.get("clustering", {}) if algorithm else {}
     return found if "signature" in found else {}

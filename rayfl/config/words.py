@@ -1,4 +1,4 @@
-"""What a setting may be, in words and by its type annotation."""
+"""Valid values of a setting in words, and what its type annotation contains."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """What a setting may be, for people: ``an integer >= 1 or 'auto'``; by its title, if it has one."""
+    """Valid values of a setting in words: ``an integer >= 1 or 'auto'``; its title, if it has one."""
     chosen = next((m for m in metadata if isinstance(m, Choice)), None)
     if chosen is not None:
         return "one of " + ", ".join(chosen.parts)
@@ -54,7 +54,7 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         f"{sign} {getattr(m, key):g}"
         for m in metadata
         for key, sign in _BOUNDS.items()
-        if hasattr(m, key) and getattr(m, key) < 2**53  # what fits into 64 bits need not be said
+        if hasattr(m, key) and getattr(m, key) < 2**53  # the range of 64 bits is not worth mentioning
     ]
     bounds += [f"a multiple of {m.multiple_of}" for m in metadata if getattr(m, "multiple_of", None)]
     patterns = [f"that matches {m.pattern}" for m in metadata if getattr(m, "pattern", None)]
@@ -62,12 +62,12 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def shown(value: Any) -> str:
-    """What was given, in a few words."""
+    """The value that was given, in a few words."""
     if isinstance(value, (Mapping, BaseModel)):
         return "got a section"
     try:
         text = "nothing" if value is None else repr(value if isinstance(value, _SIMPLE) else str(value))
-    except ValueError:  # Python writes out no integer of more than 4,300 digits
+    except ValueError:  # Python does not print integers of more than 4,300 digits
         text = "an integer of thousands of digits"
     return f"got {text if len(text) <= 60 else text[:57] + '...'}"
 
@@ -76,7 +76,7 @@ _SIMPLE = (str, int, float, list, tuple)
 
 
 def one_line(text: str) -> str:
-    """What somebody typed, fit for a message."""
+    """User input as printable text, for messages."""
     return text if text.isprintable() else repr(text)
 
 
@@ -85,14 +85,14 @@ def _either(words: Sequence[str]) -> str:
 
 
 def mixed(annotation: Any) -> bool:
-    """Whether a setting may be a section or something else, apart from nothing."""
+    """Whether a setting may be a section or another value (other than None)."""
     kinds = [a for a in get_args(annotation) if a is not NoneType]
     sections = [a for a in kinds if isinstance(a, type) and issubclass(a, BaseModel)]
     return get_origin(annotation) in (Union, UnionType) and 0 < len(sections) < len(kinds)
 
 
 def item_of(annotation: Any) -> Any:
-    """What the items of a list have to be; None if it is not a list."""
+    """The type annotation of the items of a list; None if the setting is not a list."""
     for a in (annotation, *_flat_args(annotation)):
         if get_origin(a) is tuple:
             return get_args(a)[0]

@@ -1,8 +1,8 @@
 """Weighted subsets of a graph's vertices that estimate the mean of a function on all of them.
 
 Chapter 6 of the thesis (Vahidian, Mirzasoleiman, Cloninger, *Coresets for estimating means and mean square
-error with limited greedy samples*, UAI 2020) and the methods that it is compared with. Each is a module with
-one function of one signature::
+error with limited greedy samples*, UAI 2020) and the methods that it is compared with. Each method is a
+module with the same function::
 
     select(graph, references, *, seed=0, ...) -> Coreset
 

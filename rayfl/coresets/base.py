@@ -21,8 +21,8 @@ class Coreset:
 
     Attributes:
         ids: the chosen vertices in the order in which they were chosen, ``(|S|,)``, each once.
-        weights: ``w_s > 0`` of each, ``(|S|,)``. They sum to 1 except those of Algorithm 12 and of
-            Frank-Wolfe, which sum to what the method found.
+        weights: ``w_s > 0`` of each, ``(|S|,)``. They sum to 1, except for Algorithm 12 and Frank-Wolfe,
+            which also determine the sum.
     """
 
     ids: Ids
@@ -40,7 +40,7 @@ class Coreset:
         return float(self.weights @ np.asarray(values, np.float64))
 
     def normalised(self) -> Coreset:
-        """The same with weights that sum to 1, so that the mean of a constant is estimated exactly."""
+        """A copy with weights that sum to 1, so that the mean of a constant is estimated exactly."""
         return Coreset(self.ids, self.weights / self.weights.sum())
 
 
@@ -55,12 +55,12 @@ def check_references(graph: Graph, references: int) -> None:
 
 
 def cluster_coreset(embedding: NDArray[np.float64], labels: NDArray[np.integer]) -> Coreset:
-    """One reference a cluster: the member nearest to the cluster's mean, weighted by the cluster's share.
+    """One reference per cluster: the member nearest to the cluster's mean, weighted by the cluster's share.
 
     That is how the thesis weights the references of the clustering methods (section 6.6.2).
 
     Args:
-        embedding: where the vertices lie, ``(n, d)``.
+        embedding: positions of the vertices ``(n, d)``.
         labels: cluster of each vertex ``(n,)``.
     """
     names, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
@@ -76,7 +76,7 @@ def nearest_shares(graph: Graph, ids: Ids) -> Weights:
     """The share of the vertices that are nearest to each reference, in hops, ``(|S|,)``, sum 1.
 
     The thesis' weights for methods that choose vertices but form no clusters. Vertices that reach no
-    reference count for none.
+    reference are ignored.
     """
     _, _, source = dijkstra(
         graph.adjacency, indices=ids, unweighted=True, min_only=True, return_predecessors=True

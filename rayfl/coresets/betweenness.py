@@ -20,7 +20,7 @@ def select(graph: Graph, references: int, *, seed: int = 0, sources: int | None 
     """The K most central vertices, weighted by the share of vertices nearest to each.
 
     Args:
-        graph: the graph; its weights do not count, a path's length is its number of edges.
+        graph: the graph; its weights are ignored, a path's length is its number of edges.
         references: K.
         seed: of the drawn sources; also decides between equally central vertices.
         sources: start vertices of the paths that are counted (Brandes, Pich 2007); None: all.

@@ -5,10 +5,10 @@ For f in ``P_lambda`` (Definition 2) and any weights, ``f = P^l g`` with ``||g||
     ``|mean f - sum_s w_s f(s)| = |<g, 1/n - P^l w>| <= ||f|| / lambda^l * ||P^l w - 1/n||``   (appendix D.3)
 
 and Algorithm 12 makes the last factor ``sqrt(J / n)``. Theorem 6 bounds it further by ``eta v_K / sqrt(n)``
-with ``v_K = O((1 - kappa^2 eps^2)^(K/2))`` of unknown constants. What its proof gives in known ones is
-:func:`rate`. Two corrections to the print: ``J`` is ``1 - <.,.>^2`` (the square is missing in appendix D.2,
-and in 6.7), and the induction gives ``J_1 / (1 + kappa^2 tau^2 J_1 (k - 1))`` (the J_1 in the denominator is
-missing), with ``tau = sqrt(n) / sum_v ||P_v||``.
+with ``v_K = O((1 - kappa^2 eps^2)^(K/2))``, whose constants are unknown. :func:`rate` is the bound with known
+constants that its proof gives. Two corrections of the printed text: ``J`` is ``1 - <.,.>^2`` (the square is
+missing in appendix D.2, and in 6.7), and the induction gives ``J_1 / (1 + kappa^2 tau^2 J_1 (k - 1))`` (the
+J_1 in the denominator is missing), with ``tau = sqrt(n) / sum_v ||P_v||``.
 """
 
 from __future__ import annotations

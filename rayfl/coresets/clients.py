@@ -26,7 +26,7 @@ from rayfl.evaluation.metrics import METRICS, accuracy
 from rayfl.random import generator
 
 _CHUNK = 4096
-"""Clients whose distances to all references are held at a time."""
+"""Clients whose distances to all references are in memory at a time."""
 
 _EQUAL = 1e-9
 """Distances that differ by less are equal."""
@@ -35,10 +35,10 @@ _TIE = 1e-5
 """How far identical clients are moved apart, relative to the spread of all: less than any real difference."""
 
 FILL = 5_000_000
-"""Non-zero entries that ``P^l`` may have here: a second or two for the choice."""
+"""Maximum number of non-zero entries of ``P^l`` here, so that a choice takes a second or two."""
 
 NEIGHBOURS = 10
-"""Neighbours of a client in the graph, unless it is made for a few clients."""
+"""Neighbours of a client in the graph; :func:`evaluation_coreset` may use fewer."""
 
 
 def client_graph(
@@ -52,12 +52,12 @@ def client_graph(
 
     Args:
         vectors: what is known of each client, ``(N, d)``: signature vectors or label histograms. Clients
-            near to each other are joined; which of those who are equal is drawn.
+            near to each other are joined; ties are broken at random.
         clusters: cluster of each client ``(N,)``. With ``vectors``: only clients of one cluster are joined.
-            Without: each with ``neighbours`` others of its cluster, drawn at random (a circulant graph in a
-            random order), as all of them are alike as far as is known.
-        neighbours: how many others a client is joined with at least, as far as there are so many.
-        seed: of the random order, and of the draw among equals.
+            Without ``vectors``: each client is joined with ``neighbours`` random others of its cluster (a
+            circulant graph in a random order), since nothing else is known of them.
+        neighbours: minimum number of others that a client is joined with, if there are as many.
+        seed: of the random order, and of the choice among ties.
 
     Raises:
         DataError: if neither or mismatched arguments are given, there are fewer than two clients, or no two
@@ -138,12 +138,12 @@ def client_coreset(
         graph: of :func:`client_graph`.
         references: K; if it is N or more, all clients with weight 1 / N.
         costs: what testing each client costs, ``(N,)``, at least 0.
-        kappa: slack in (0, 1]; 1: costs play no part.
+        kappa: slack in (0, 1]; 1: costs are ignored.
         seed: decides between equally good clients.
         power: steps of the walk; ``auto``: just enough for K clients to cover all.
 
     Returns:
-        Clients by rising id.
+        Clients by ascending id.
 
     Raises:
         DataError: if an argument is out of range.
@@ -152,9 +152,9 @@ def client_coreset(
 
 
 def evaluation_coreset(graph: Graph, references: int, *, seed: int = 0) -> Coreset:
-    """K clients to test in place of all: chosen on the graph, weighted by the clients nearest to each.
+    """K clients to test in place of all, chosen on the graph; weights count the clients nearest to each.
 
-    A reference stands for N / K clients, so its neighbourhood must not be larger: with ten neighbours, a
+    A reference represents N / K clients, so its neighbourhood must not be larger: with ten neighbours, a
     group of four clients among twenty merges with the others and loses its weight. Here each client has
     ``N / 2K`` neighbours (2 to 10), and a reference's weight is the share of the clients that lie nearest to
     it, clients at equal distances divided equally. Groups are then weighted by their true sizes as soon as
@@ -166,7 +166,7 @@ def evaluation_coreset(graph: Graph, references: int, *, seed: int = 0) -> Cores
         seed: decides between equally good clients.
 
     Returns:
-        Clients by rising id, with weights that sum to 1.
+        Clients by ascending id, with weights that sum to 1.
 
     Raises:
         DataError: if the graph has no vectors, or K is below 1.
@@ -209,12 +209,12 @@ def participants(
             Costs that grow with each participation make the choice change from round to round.
         kappa: slack in (0, 1]: a client whose alignment is at least kappa times the best may be taken because
             it is cheaper.
-        eligible: which clients are present, ``(N,)`` (bool); absent clients are represented all the same.
+        eligible: which clients are present, ``(N,)`` (bool); absent clients are represented, too.
         seed: decides between equally good and cheap clients.
         power: as in :func:`client_coreset`.
 
     Returns:
-        Clients by rising id, with weights that sum to 1: of how many clients each is representative.
+        Clients by ascending id, with weights that sum to 1: the share of the clients that each represents.
 
     Raises:
         DataError: if an argument is out of range.
@@ -253,9 +253,9 @@ def weighted_summary(
 ) -> dict[str, float]:
     """The population's metrics estimated from tested clients: ``rayfl.evaluation.metrics.summary``, weighted.
 
-    Each tested client stands for a share ``weights`` of the population. With equal weights and a number of
+    Each tested client represents a share ``weights`` of the population. With equal weights and a number of
     clients divisible by 20 the metrics are those of ``summary``; otherwise the tenths are cut exactly, not
-    rounded to whole clients, and the median is halfway where it is not unique.
+    rounded to whole clients, and a median that is not unique is the middle of its interval.
 
     Args:
         correct: correctly classified test samples of each tested client, ``(K,)``.
@@ -265,10 +265,10 @@ def weighted_summary(
         population: N, of which the K were taken.
 
     Returns:
-        The metrics of ``summary``. ``accuracy_se`` is the error to expect of ``accuracy_mean`` if the K had
+        The metrics of ``summary``. ``accuracy_se`` is the expected error of ``accuracy_mean`` if the K had
         been drawn at random from the N, ``sqrt(s^2 sum(w^2) (1 - K / N))`` with the weighted variance
-        ``s^2 = sum(w (a - mean)^2) / (1 - sum(w^2))``. Representative clients are closer to the truth than
-        that, unless a group of clients has no member among them.
+        ``s^2 = sum(w (a - mean)^2) / (1 - sum(w^2))``. The error of representative clients is smaller, unless
+        a group of clients has no member among them.
     """
     sizes_K, weights_K = np.asarray(sizes, np.float64), np.asarray(weights, np.float64)
     percent_K = accuracy(correct, sizes_K)

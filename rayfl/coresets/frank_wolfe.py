@@ -26,12 +26,12 @@ def select(
 
     Args:
         graph: the graph G.
-        references: K. Steps that choose a vertex again change its weight; they end when one would add
-            vertex K + 1, when nothing improves, or after ten steps a reference.
+        references: K. Steps that choose a vertex again change its weight. It stops when a step would add
+            vertex K + 1, when nothing improves, or after ten steps per reference.
         seed: decides between equally good vertices.
         power: l, as in SCGIGA.
-        own_weights: the weights that Frank-Wolfe found, which need not sum to 1. Otherwise, as in the
-            thesis, the share of vertices nearest to each reference.
+        own_weights: return Frank-Wolfe's own weights, which need not sum to 1; otherwise, as in the thesis,
+            the share of vertices nearest to each reference.
 
     Raises:
         DataError: if K is not from 1 to n.

@@ -64,7 +64,7 @@ class Graph:
                     f"graph: it falls into {count} components, the largest with {sizes[0]} of {len(labels)} "
                     "vertices; keep that one (graphs.largest_component) or accept them (components=True)"
                 )
-        if A.nnz < 2**31:  # half the memory, and what scikit-learn takes
+        if A.nnz < 2**31:  # half the memory, and scikit-learn requires it
             A.indices, A.indptr = A.indices.astype(np.int32), A.indptr.astype(np.int32)
         object.__setattr__(self, "adjacency", A)
 
@@ -134,7 +134,7 @@ def knn_graph(
     from sklearn.neighbors import kneighbors_graph  # deferred: it takes a second
 
     A: Sparse = sp.csr_array(kneighbors_graph(points, neighbours, include_self=False), dtype=np.float64)
-    A = sp.csr_array(A - sp.diags_array(A.diagonal()))  # of equal points one may be listed as its own
+    A = sp.csr_array(A - sp.diags_array(A.diagonal()))  # if points are equal, one may be its own neighbour
     A.data[:] = np.minimum(A.data, 1.0)
     return Graph(A.maximum(A.T), np.asarray(points, np.float64), groups, components)
 
@@ -142,7 +142,8 @@ def knn_graph(
 def gaussian_mixture(n: int, seed: int, neighbours: int = 10) -> Graph:
     """The point cloud of section 6.6.2: three Gaussians with 20, 30 and 50 % of n points, and its k-NN graph.
 
-    Means (1, -3), (-3, 2), (3, 0), covariance I. A rare far-off clique of neighbours is left out.
+    Means (1, -3), (-3, 2), (3, 0), covariance I. Returns the largest component: rarely a far-off clique of
+    neighbours is left out.
     """
     sizes = np.array([round(0.2 * n), round(0.3 * n), 0])
     sizes[2] = n - sizes.sum()
@@ -155,9 +156,9 @@ def gaussian_mixture(n: int, seed: int, neighbours: int = 10) -> Graph:
 
 
 def block_model(sizes: Sequence[int], within: float, across: float, seed: int) -> Graph:
-    """A stochastic block model: an edge with probability ``within`` a block and ``across`` two.
+    """A stochastic block model: edges with probability ``within`` inside a block and ``across`` between two.
 
-    Its largest component; ``groups`` are the blocks.
+    Returns its largest component; ``groups`` are the blocks.
     """
     rng = generator(seed, "block model")
     starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -183,7 +184,7 @@ def _triangle(pairs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 
 def random_graph(n: int, degree: float, seed: int) -> Graph:
-    """Every pair is joined with the same probability, ``degree`` edges a vertex on average."""
+    """Every pair is joined with the same probability, with ``degree`` edges per vertex on average."""
     if not (n >= 2 and 0 < degree <= n - 1):
         raise DataError(f"random graph: {n} vertices of degree {degree}; expected 2 or more and up to n - 1")
     return block_model([n], degree / (n - 1), 0.0, seed)
@@ -194,7 +195,7 @@ def preferential_tree(n: int, seed: int) -> Graph:
     if n < 2:
         raise DataError(f"preferential tree: {n} vertices, expected 2 or more")
     rng = generator(seed, "preferential tree")
-    ends = np.empty(2 * (n - 1), np.int64)  # every edge's two ends: a uniform draw is one by degree
+    ends = np.empty(2 * (n - 1), np.int64)  # ends of all edges: a uniform draw is proportional to degree
     ends[:2] = 0, 1
     for new in range(2, n):
         ends[2 * new - 2] = ends[rng.integers(2 * new - 2)]
@@ -203,7 +204,9 @@ def preferential_tree(n: int, seed: int) -> Graph:
 
 
 def ego_graph(path: Path) -> Graph:
-    """A graph from a file with an edge, two vertex numbers, a line; ``.gz`` too (SNAP's ego-Facebook).
+    """The largest component of a graph in a file with two vertex numbers per line (SNAP's ego-Facebook).
+
+    The file may be compressed (``.gz``).
 
     Raises:
         DataError: if the file is missing or not such a list.
@@ -225,7 +228,7 @@ def ego_graph(path: Path) -> Graph:
 
 
 def _undirected(rows: NDArray[np.int64], columns: NDArray[np.int64], n: int) -> Sparse:
-    """The adjacency with weight 1 wherever a pair is listed, in whatever direction and however often."""
+    """The adjacency with weight 1 for every pair that is listed, in any direction and any number of times."""
     both = np.concatenate([rows, columns]), np.concatenate([columns, rows])
     A = sp.csr_array((np.ones(len(both[0])), both), shape=(n, n))
     A.sum_duplicates()

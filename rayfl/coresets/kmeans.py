@@ -11,7 +11,7 @@ from rayfl.random import key
 
 
 def select(graph: Graph, references: int, *, seed: int = 0, starts: int = 1) -> Coreset:
-    """One reference a cluster of the points, or of the rows of the adjacency where there are none.
+    """One reference per cluster of the points, or of the rows of the adjacency if there are no points.
 
     Args:
         graph: the graph; ``points`` are used if it has them.
@@ -27,7 +27,7 @@ def select(graph: Graph, references: int, *, seed: int = 0, starts: int = 1) -> 
     from sklearn.cluster import KMeans  # deferred: it takes a second
 
     model = KMeans(references, n_init=starts, random_state=key(seed, "kmeans coreset") % 2**32)
-    with threadpool_limits(1):  # sums are split among threads, which rounds them otherwise
+    with threadpool_limits(1):  # rounding depends on how sums are split among threads
         labels = model.fit_predict(features)
         distances = model.transform(features)[np.arange(len(graph)), labels]
     names, index, counts = np.unique(labels, return_inverse=True, return_counts=True)

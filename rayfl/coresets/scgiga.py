@@ -1,8 +1,8 @@
 """SCGIGA, sample cost greedy iterative geodesic ascent: Algorithm 12 of the thesis (section 6.4).
 
-Vertices and weights are chosen so that walks of l steps from them, weighted, are spread evenly:
-``min_w || P^l w - 1/n ||`` with at most K non-zero weights (equation 6.4). On the unit sphere that is to
-align ``P(w) = sum_v w_v P_v / ||P_v||`` with ``P* = 1 / sqrt(n)`` (6.8). Symbols:
+Vertices and weights are chosen so that weighted l-step walks from the vertices are spread evenly over the
+graph: ``min_w || P^l w - 1/n ||`` with at most K non-zero weights (equation 6.4). On the unit sphere this
+aligns ``P(w) = sum_v w_v P_v / ||P_v||`` with ``P* = 1 / sqrt(n)`` (6.8). Symbols:
 
 ========== ==============================================================================
 ``z1``     zeta_1 = <P*, P(w_k)>, the alignment reached; ``J = 1 - zeta_1^2``
@@ -16,12 +16,12 @@ What the printed algorithm leaves open, and what is done here:
 - ``P_v`` is normalised in its first line, so the weights that it ends with belong to normalised columns.
   The weights of f are ``beta w_v / ||P_v||``; with ``||P(w)|| = 1``, equation 6.6 is ``beta = zeta_1 /
   sqrt(n)``. They sum to ``zeta_1^2 = 1 - J``: below 1 as long as the references do not cover the graph.
-- A step may choose a vertex again, which changes its weight. K counts vertices, as in ``|S| <= K``; steps
-  go on until the next one would add vertex K + 1, the alignment is complete, or ten steps a reference.
+- A step may choose a vertex again, which changes its weight. K counts vertices, as in ``|S| <= K``; it stops
+  when the next step would add vertex K + 1, when the alignment is complete, or after ten steps per reference.
 - ``delta`` lies in [0, 1] if kappa = 1. With kappa < 1 a first vertex that is cheap may be aligned so much
   worse than a later one that ``delta > 1``, a negative weight. It is cut to 1: the later vertex alone.
-- Several vertices within kappa with the same least cost: the best aligned of them; several equally well
-  aligned: drawn with the seed.
+- Among vertices within kappa with the same least cost, the best aligned is taken; ties are broken by the
+  seed.
 
 Each step costs O(n) and the inner products of one column: O(K n m) in all, as the thesis says, or less.
 """
@@ -80,13 +80,13 @@ def select(
 
     Args:
         graph: the graph G.
-        references: K, at most so many different vertices. Fewer result if the alignment is complete.
+        references: K, the maximum number of different vertices; fewer if the alignment is complete.
         seed: decides between equally good vertices.
         power: l, the steps of the walk; ``auto``: just enough for K references to cover the graph.
         costs: C(v) >= 0, ``(n,)``, in any unit.
         kappa: slack in (0, 1]: of the vertices whose alignment is at least kappa times the best, the
-            cheapest is taken. 1: costs play no part.
-        eligible: which vertices may be chosen ``(n,)`` (bool); the others are represented all the same.
+            cheapest is taken. 1: costs are ignored.
+        eligible: which vertices may be chosen ``(n,)`` (bool); the others are represented, too.
 
     Returns:
         References and the weights of f, which sum to ``1 - J`` (see :meth:`Coreset.normalised`).
@@ -110,7 +110,7 @@ def steps(
     eligible: ArrayLike | None = None,
     vectors: Vectors | None = None,
 ) -> Iterator[Step]:
-    """The steps of :func:`select` one by one: the greedy choice for K contains those for fewer.
+    """The steps of :func:`select` one by one: the greedy choice for K contains those for smaller K.
 
     Args:
         graph, references, seed, costs, kappa, eligible: as in :func:`select`.

@@ -35,7 +35,7 @@ def select(graph: Graph, references: int, *, seed: int = 0, embedding: Array | N
     from sklearn.cluster import KMeans  # deferred: it takes a second
 
     model = KMeans(references, n_init=1, random_state=key(seed, "spectral coreset") % 2**32)
-    with threadpool_limits(1):  # sums are split among threads, which rounds them otherwise
+    with threadpool_limits(1):  # rounding depends on how sums are split among threads
         labels = model.fit_predict(rows)
     return cluster_coreset(rows, labels)
 

@@ -2,8 +2,8 @@
 
 ``P`` is symmetric, so ``<P^l e_u, P^l e_v>`` is entry (u, v) of ``P^(2l)``. Two forms have these inner
 products: the rows of ``P^l`` itself, sparse as long as l is small; and, for large l, the rows of
-``U Lambda^l`` with the few eigenvectors U whose ``lambda^l`` is not yet negligible. The more one form fills
-up the thinner is the other.
+``U Lambda^l`` with the few eigenvectors U whose ``lambda^l`` is not yet negligible. With growing l the first
+form becomes denser and the second smaller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 Vectors = Any  # a csr_array or an ndarray, float64: both have @ and row indexing
 
 FILL = 20_000_000
-"""Most non-zero entries that ``P^l`` may have (240 MB); denser powers are computed from eigenvectors."""
+"""Maximum number of non-zero entries of ``P^l`` (240 MB); denser powers are computed from eigenvectors."""
 NEGLIGIBLE = 0.05
 """Eigenvectors are left out once ``lambda^l`` is below this (its square enters inner products)."""
 MOST_EIGENVECTORS = 400
@@ -48,13 +48,13 @@ def walk_vectors(
         power: l; ``auto``: :func:`covering_power`.
         references: K, for ``auto``.
         seed: for ``auto`` and for the start of the eigenvector iteration.
-        fill_limit: most non-zero entries that ``P^l`` may have.
-        smooth: eigenvectors may be used (which takes up to a minute at n = 10,000); without them, ``auto``
-            takes as many steps as ``fill_limit`` allows.
+        fill_limit: maximum number of non-zero entries of ``P^l``.
+        smooth: whether eigenvectors may be used (which takes up to a minute at n = 10,000); without them,
+            ``auto`` takes as many steps as ``fill_limit`` allows.
 
     Raises:
-        DataError: if l is below 1, or ``P^l`` is too full for the one form and not smooth enough for the
-            other.
+        DataError: if l is below 1, or ``P^l`` is too dense for the first form and not smooth enough for the
+            second.
     """
     if power != "auto" and power < 1:
         raise DataError(f"power: got {power}, expected a number of steps from 1, or auto")
@@ -76,10 +76,10 @@ def covering_power(walk: Sparse, references: int, seed: int = 0) -> int:
     """The least l with which walks from K references can cover the graph: ``trace(P^(2l)) <= 2 K``.
 
     The trace is the sum of ``||P^l e_v||^2``, and ``1 / ||P^l e_v||^2`` is the number of vertices that a
-    walk from v is effectively spread over: with a trace of K, an average of n / K. Shorter walks leave most
-    of the graph unseen, so that the weights say little about it; longer ones blur the function. On
-    draws of the Gaussian mixture the least errors lay at traces of 1 to 4 a reference, hence the 2; block
-    models want longer walks than that.
+    walk from v is effectively spread over: with a trace of K, an average of n / K. Shorter walks do not reach
+    most of the graph, so that the weights do not reflect it; longer ones blur the function. On samples of the
+    Gaussian mixture, errors were least at traces of 1 to 4 per reference, hence the 2; block models need
+    longer walks.
 
     Args:
         walk: P, ``(n, n)``.
@@ -93,7 +93,7 @@ def covering_power(walk: Sparse, references: int, seed: int = 0) -> int:
 
 
 def _traces(walk: Sparse, powers: Iterable[int], seed: int) -> Iterator[float]:
-    """``trace(P^(2l))`` of each l, rising, by Hutchinson's ``E ||P^l r||^2`` with signs r."""
+    """``trace(P^(2l))`` for each l, ascending, by Hutchinson's ``E ||P^l r||^2`` with random signs r."""
     probes, done = 32, 0
     signs = generator(seed, "trace").integers(0, 2, (walk.shape[0], probes)) * 2.0 - 1.0
     for power in powers:
@@ -104,7 +104,7 @@ def _traces(walk: Sparse, powers: Iterable[int], seed: int) -> Iterator[float]:
 
 
 def fill(walk: Sparse, power: int, seed: int = 0) -> float:
-    """About how many non-zero entries ``P^l`` has, from 64 of its columns."""
+    """The approximate number of non-zero entries of ``P^l``, from 64 of its columns."""
     n = walk.shape[0]
     some = generator(seed, "fill").choice(n, min(n, 64), replace=False)
     reached = sp.csr_array((np.ones(len(some)), (some, np.arange(len(some)))), shape=(n, len(some)))
@@ -139,10 +139,10 @@ def eigenvalues_at_most(walk: Sparse, power: int, seed: int = 0) -> float:
 
 
 def eigenpairs(walk: Sparse, rank: int, seed: int = 0) -> tuple[Array, Array]:
-    """The largest eigenvalues of P, falling, ``(r,)``, negative ones as 0, and eigenvectors ``(n, r)``.
+    """The largest eigenvalues of P, descending, ``(r,)``, negative ones as 0, and eigenvectors ``(n, r)``.
 
-    From ``P^16``, applied step by step: its large eigenvalues lie further apart, so that the iteration ends
-    several times sooner.
+    Computed from ``P^16``, applied step by step: its large eigenvalues lie further apart, so the iteration
+    converges several times faster.
     """
     n = walk.shape[0]
 
@@ -166,7 +166,7 @@ def column_norms(vectors: Vectors) -> Array:
 
 
 def inner_products(vectors: Vectors, vertex: int) -> Array:
-    """``<P^l e_u, P^l e_v>`` of one v with every u, ``(n,)``: O(m^2) for m non-zero entries a column."""
+    """``<P^l e_u, P^l e_v>`` of one v with every u, ``(n,)``: O(m^2) for m non-zero entries per column."""
     if isinstance(vectors, np.ndarray):
         return np.asarray(vectors @ vectors[vertex])
     first, last = vectors.indptr[vertex], vectors.indptr[vertex + 1]

@@ -2,7 +2,7 @@
 
 For clients with weights ``w_i`` that sum to 1 (``1 / N`` each if all are tested), accuracies ``a_i`` and
 groups ``g``, with ``W_g``, ``m_g`` and ``v_g`` a group's weight, mean and variance and ``m`` the mean of all,
-the law of total variance says
+the law of total variance states
 
     sum_i w_i (a_i - m)^2  =  sum_g W_g v_g  +  sum_g W_g (m_g - m)^2
           total            =      within     +       between
@@ -111,9 +111,8 @@ class TestSets:
     """The union of the test samples of each group's clients. Build it with :meth:`of`.
 
     Clients share test samples: 100 clients with 200 each may have only 500 images in all, and one
-        misclassified
-    image lowers the accuracy of every client that has it. So an average over many clients may be less certain
-    than it looks.
+    misclassified image lowers the accuracy of every client that has it. So an average over many clients may
+    be less certain than it looks.
 
     Attributes:
         distinct: number of distinct test samples ``(G,)``, by ascending label.
@@ -121,7 +120,7 @@ class TestSets:
             of sample j in the mean accuracy of the group, ``sum_j u_j = 1``.
     """
 
-    __test__ = False  # the name begins with Test, but it is no test class
+    __test__ = False  # pytest would collect it because of its name
 
     distinct: NDArray[np.int64]
     effective: NDArray[np.float64]

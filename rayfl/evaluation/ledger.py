@@ -49,8 +49,8 @@ class Transfer:
 class Ledger:
     """All transfers so far; immutable, grows by :meth:`add`.
 
-    Ledgers that have grown from one another share a list, and each knows how much of it is its own: what is
-    added to the newest is appended, so a call costs its own transfers and not all earlier ones.
+    Ledgers made by :meth:`add` share one list, and each stores how many entries of it are its own. Adding to
+    the newest ledger appends to the list, so the cost of a call does not grow with earlier transfers.
 
     Args:
         transfers: by ascending round.
@@ -62,7 +62,7 @@ class Ledger:
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
-        """By ascending round, so that those of one round are found quickly; a copy."""
+        """A copy of the transfers, by ascending round."""
         return tuple(self._shared[: self._length])
 
     @override
@@ -76,11 +76,11 @@ class Ledger:
         return f"Ledger({self.transfers!r})"
 
     def add(self, *transfers: Transfer) -> Ledger:
-        """The ledger with more transfers (a round's in one call)."""
+        """The ledger with more transfers; pass all transfers of a round in one call."""
         last = self._shared[self._length - 1 : self._length]
         if any(b.round < a.round for a, b in pairwise((*last, *transfers))):
             return Ledger(sorted((*self.transfers, *transfers), key=_round))
-        if len(self._shared) > self._length:  # another one has grown from this one
+        if len(self._shared) > self._length:  # another ledger was made from this one
             return Ledger((*self.transfers, *transfers))
         self._shared.extend(transfers)
         grown = Ledger()

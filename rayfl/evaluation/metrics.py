@@ -53,14 +53,14 @@ class Score(NamedTuple):
             mine[places] = theirs
 
     def of(self, clients: NDArray[np.integer], count: int) -> Score:
-        """The scores of ``count`` clients, of which these ``(n,)`` were tested; zeros for the others."""
+        """Scores of ``count`` clients, of which ``clients`` ``(n,)`` were tested; zeros for the others."""
         all_of_them = Score.zeros(count, self.sums.shape[1])
         all_of_them.put(clients, self)
         return all_of_them
 
     @classmethod
     def joined(cls, scores: Sequence[Score]) -> Score:
-        """Of the clients of all of these, in their order."""
+        """Concatenate the scores of several sets of clients."""
         return cls(*(np.concatenate(columns) for columns in zip(*scores, strict=True)))
 
     def take(self, clients: NDArray[np.integer]) -> Score:

@@ -21,7 +21,7 @@ from rayfl.data.base import Ragged, pieces
 from rayfl.evaluation.metrics import Score
 
 _TABLE = 1 << 24
-"""Cells of the (model, sample) table that are held at a time; limits the memory of planning."""
+"""Cells of the (model, sample) table that are in memory at a time; limits the memory of planning."""
 
 _TOGETHER = 1 << 22
 """Test samples of clients that are processed at a time; limits the memory of planning, too."""
@@ -101,8 +101,13 @@ class EvaluationPlan:
         ]
 
     def spread(self, each: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-        """A number for every sample of every client, in the caller's order of both, from one for each
-        sample of each job.
+        """Distribute the jobs' numbers, one per sample, to all clients that have the sample.
+
+        Args:
+            each: for each job one number per sample ``(n,)``.
+
+        Returns:
+            One number for every sample of every client, in the caller's order of clients and samples.
         """
         found: NDArray[np.float32] = np.concatenate([*each, np.empty(0, np.float32)])[self.places]
         if (self.order[1:] > self.order[:-1]).all():

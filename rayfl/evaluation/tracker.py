@@ -22,7 +22,7 @@ class BestLast:
 
     Attributes:
         last: accuracy at the client's latest evaluation, percent, ``(N,)``; NaN before the first.
-        best: its highest accuracy among the evaluations of all clients, percent, ``(N,)``; NaN before the
+        best: its highest accuracy in evaluations that tested all clients, percent, ``(N,)``; NaN before the
             first.
         best_round: the first round that reached it, ``(N,)``; -1 before the first.
     """

@@ -1,8 +1,8 @@
 """The contract of a local objective; its defaults are plain SGD.
 
-An objective has a side at the servers (the settings of the work, the weights of the average, a vector of its
-own beside every model) and a side at the client (what its state means, which terms enter the gradient, what
-it sends). Both are pure functions of arrays, so that any algorithm can use any objective.
+An objective has a server side (settings of the local work, weights of the average, an additional vector for
+every model) and a client side (the meaning of its state, the terms of its gradient, what it sends).
+Both are pure functions of arrays, so any algorithm can use any objective.
 
 Shapes: B clients of a block, P parameters of a model, S numbers of a client's state, Q of a server's vector.
 """
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     import torch
 
 _CACHED = 1 << 15
-"""Numbers of which a core's cache holds a few vectors."""
+"""Number of elements of which a core's cache holds a few arrays."""
 
 Test: TypeAlias = "Callable[[torch.Tensor, int], float]"
-"""Accuracy in [0, 1] of a model ``(P,)`` on the validation part of the client at a row of the block; NaN if
-it has none."""
+"""Accuracy in [0, 1] of a model ``(P,)`` on the validation samples of the client at a row of the block; NaN
+if it has none."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Start:
         work: the round's work.
         models: the models that they received, ``(B, P)``; not to be changed.
         server: the vectors that came with these models, ``(B, Q)``.
-        state: the clients' own, ``(B, S)``; zeros for one that never took part. :meth:`LocalObjective.terms`,
-            :meth:`LocalObjective.held`, :meth:`LocalObjective.begin` and :meth:`LocalObjective.finish` may
-            change them in place.
+        state: the clients' states ``(B, S)``; zeros for a client that never took part.
+            :meth:`LocalObjective.terms`, :meth:`LocalObjective.held`, :meth:`LocalObjective.begin` and
+            :meth:`LocalObjective.finish` may change them in place.
         fresh: which clients never took part, ``(B,)``.
-        sizes: their training samples ``(B,)``.
-        test: for objectives that look at validation accuracy.
+        sizes: numbers of training samples ``(B,)``.
+        test: computes validation accuracies, for objectives that need them.
     """
 
     spec: ModelSpec
@@ -68,7 +68,7 @@ class Train(Protocol):
         Args:
             work: what to do; ``replace(start.work, phase=1)`` for a second training in the round.
             models: to start from.
-            terms: what enters the gradient; without ``visits`` samples come in the order of the run.
+            terms: per-client terms; without ``visits`` samples come in the order of the run.
         """
 
 
@@ -80,9 +80,10 @@ class Outcome:
         rows: the models that they send, ``(B, P)``.
         state: their new states, ``(B, S)``.
         server: what they add to the server's vector, ``(B, Q)``.
-        kept: 1 where a client's number takes part in the average, 0 where not, ``(B, P)``; None for all ones.
-        bytes_up, bytes_down: bytes sent and received by each client ``(B,)``; None for the whole model both
-            ways (and ``Q`` numbers likewise).
+        kept: 1 where a client's parameter takes part in the average, 0 where not, ``(B, P)``; None for all
+            ones.
+        bytes_up, bytes_down: bytes sent and received by each client ``(B,)``; None for the whole model and
+            ``Q`` numbers both ways.
         remarks: messages for the user -> rows of the block concerned.
     """
 
@@ -96,19 +97,20 @@ class Outcome:
 
 
 class LocalObjective(Section):
-    """Base of the local objectives, chosen by name; one a file in ``rayfl/local``."""
+    """Base of the local objectives, chosen by name; one per file in ``rayfl/local``."""
 
     name: str = ""
 
     personal: ClassVar[bool] = False
-    """Whether a client's model is its own, made of the server's and its state (:meth:`client_model`)."""
+    """Whether each client has its own model, made from the server's model and its state
+    (:meth:`client_model`)."""
 
     masks: ClassVar[bool] = False
     """Whether clients leave parameters out of the average (``Outcome.kept``)."""
 
     counts_absent: ClassVar[bool] = False
-    """Whether clients that took part before, but not in this round, still count in their server's model: each
-    with weight 1, at what the model is."""
+    """Whether clients that took part before, but not in this round, still count in the average: each with
+    weight 1 and the server's current model."""
 
     def check(self, spec: ModelSpec, training: Training, validation: float) -> None:
         """Refuse settings that do not fit the model or the run, before anything starts.
@@ -155,8 +157,8 @@ class LocalObjective(Section):
         return 0
 
     def server_size(self, spec: ModelSpec) -> int:
-        """Q: numbers that a server keeps for each model, and sends with it. They start at zero, and after a
-        round the sum of what clients sent, over the number of the model's clients, is added.
+        """Q: numbers that a server keeps for each model, and sends with it. They start at zero; after a round
+        the sum of what clients sent, divided by the number of the model's clients, is added.
         """
         return 0
 
@@ -169,7 +171,7 @@ class LocalObjective(Section):
         return None
 
     def terms(self, start: Start) -> Terms:
-        """What enters the gradient of each client."""
+        """Per-client terms of the local work: offsets of the gradient, masks, visits, guides."""
         return Terms(mask=self.held(start.state, start.fresh, start.spec))
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
@@ -177,10 +179,10 @@ class LocalObjective(Section):
         return Outcome(block.rows, start.state, start.server)
 
     def train(self, start: Start, train: Train) -> tuple[TrainedBlock, Outcome]:
-        """The clients' round: they train once. Override it for several phases (a part of the model after
-        another, or two models), and call ``train`` for each.
+        """Train the clients once. Override it for several phases (one part of the model after another, or two
+        models), and call ``train`` for each.
 
-        A client that fails in one phase counts as failed; its local steps are those of all phases.
+        A client that fails in one phase counts as failed; its number of local steps is summed over phases.
 
         Returns:
             The training whose models and losses are reported, and what the clients keep and send.
@@ -190,11 +192,11 @@ class LocalObjective(Section):
         return block, returned(f"{self.name}.finish", self.finish(start, block), Outcome)
 
     def finetuning(self, work: LocalWork, spec: ModelSpec) -> LocalWork | None:
-        """How a client trains its model (:meth:`client_model`) further to be tested again
-        (``evaluation.finetune_epochs``): one training, whose epochs are those asked for.
+        """How a client fine-tunes its model (:meth:`client_model`) before it is tested again: one training of
+        ``evaluation.finetune_epochs`` epochs.
 
-        By default as in a round. Objectives with a :meth:`train` of their own must say it: None, and the
-        setting is refused.
+        By default as in a round. Objectives that override :meth:`train` must override this, too. With None
+        the setting is refused.
 
         Args:
             work: of the last round.
@@ -203,7 +205,7 @@ class LocalObjective(Section):
         return work if type(self).train is LocalObjective.train else None
 
     def client_model(self, model: torch.Tensor, state: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
-        """The client's own model ``(P,)``, from the server's and the client's state ``(S,)``."""
+        """The client's own model ``(P,)``, from the server's model and the client's state ``(S,)``."""
         return model
 
     def client_facts(self, states: NDArray[np.float32], spec: ModelSpec) -> dict[str, NDArray[np.float64]]:
@@ -226,7 +228,7 @@ def weights_of(
     """How much each client counts: :meth:`LocalObjective.weights`.
 
     Raises:
-        ConfigError: unless these are two arrays ``(M,)``, of which the second may be None.
+        ConfigError: unless it returns two arrays ``(M,)``, of which the second may be None.
     """
     found: object = local.weights(sizes, rows, training)
     fits = isinstance(found, tuple) and len(found) == 2 and np.shape(found[0]) == sizes.shape
@@ -254,10 +256,10 @@ def trained_by(local: LocalObjective, start: Start, train: Train) -> tuple[Train
 
 
 def cached(values: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Parts of ``(B, P)``, as rows and columns, that a core's cache holds several of at a time.
+    """Split ``(B, P)`` into parts, as rows and columns, of which a core's cache holds several at a time.
 
-    What is computed number by number from several such vectors is bound by memory: part by part, each is read
-    from memory once, and what lies between needs none. On a GPU there is one part.
+    Elementwise operations on several such tensors are memory-bound. Done part by part, they read each tensor
+    from memory once, and intermediate results stay in the cache. On a GPU there is one part.
     """
     rows, columns = values.shape
     wide = max(1, columns if values.is_cuda else min(columns, _CACHED))

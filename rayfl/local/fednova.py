@@ -19,10 +19,10 @@ class FedNova(LocalObjective):
 
     ``p_i = n_i / n``; ``|a_i|_1`` is the number tau_i of local steps, with momentum rho
     ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)`` (:func:`rayfl.local.base.accumulated`);
-    ``tau_eff = sum_i p_i |a_i|_1``. In terms of ``W_new = A W``: client i counts ``n_i tau_eff / |a_i|_1``,
-    and the model itself what is left of ``n_i``.
-    With equal numbers of steps this is FedAvg, bit for bit. Running statistics (BatchNorm) are no steps of
-    descent; they are averaged as FedAvg does.
+    ``tau_eff = sum_i p_i |a_i|_1``. In terms of ``W_new = A W``: client i has weight ``n_i tau_eff /
+    |a_i|_1``, and the old model gets the rest of ``n_i``.
+    With equal numbers of steps this is FedAvg, bit for bit. Running statistics (BatchNorm) do not come from
+    gradient steps; they are averaged as in FedAvg.
     """
 
     name: Literal["fednova"] = "fednova"
@@ -37,7 +37,7 @@ class FedNova(LocalObjective):
         _, group = np.unique(rows, return_inverse=True)
         samples = np.bincount(group, weights=n)
         effective = (np.bincount(group, weights=n * a) / samples)[group]  # tau_eff
-        # Where all take as many steps the sums above may still round: say exactly 1 there.
+        # If all clients take equally many steps, the sums above may still round: set exactly 1.
         least, most = np.full(len(samples), np.inf), np.zeros(len(samples))
         np.minimum.at(least, group, a)
         np.maximum.at(most, group, a)
@@ -45,6 +45,6 @@ class FedNova(LocalObjective):
         return n * ratio, n * (1 - ratio)
 
     def rescaled(self, weights: NDArray[np.float64], keep: NDArray[np.float64]) -> float:
-        """``tau_eff`` of those that delivered over that of all: ``a_i / tau_eff = n_i / weight_i``."""
+        """``tau_eff`` of the clients that delivered over that of all: ``a_i / tau_eff = n_i / weight_i``."""
         n = weights + keep
         return float(n.sum() / (n * n / weights).sum()) ** -1

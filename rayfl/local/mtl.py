@@ -27,23 +27,23 @@ class MTL(LocalObjective):
 
     This is MOCHA's ``lambda_1 tr(W Omega W^T)`` with ``Omega = (I - 1 1^T / m)^2`` and ``lambda_1 = lambda /
     2``; its ``lambda_2 |W|^2`` is ``training.weight_decay = 2 lambda_2``. MOCHA solves convex tasks in their
-    dual; here the local loss is any network's, and clients take SGD steps on ``l_k(w) + (lambda / 2) |w -
-    w_mean|^2`` from their own model, with ``w_mean`` as they received it. At the start of a round that is the
-    gradient of the objective in ``w_k``.
+    dual; here the local loss is that of any network, and clients take SGD steps on ``l_k(w) + (lambda / 2)
+    |w - w_mean|^2`` from their own model, with ``w_mean`` as they received it. The first step of a round
+    follows the gradient of the objective in ``w_k``.
 
-    The server's model is the mean of the latest models of all clients that ever took part, also where only
-    some take part in a round. A client downloads that mean and uploads its model. (What it sends here is
-    the mean, moved as its own model has moved, ``w_mean + w_k+ - w_k``: the server then needs no memory of
-    what a client sent before.) Within clusters it is the mean of the cluster, which is the relationship of
+    The server's model is the mean of the latest models of all clients that ever took part, even if only some
+    take part in a round. A client downloads that mean and uploads its model. (What it sends here is the mean
+    plus the change of its own model, ``w_mean + w_k+ - w_k``, so the server does not have to store what a
+    client sent before.) Within clusters the mean is that of the cluster, which is the relationship of
     clustered multi-task learning; clusters that change later keep the means that they had.
 
-    Decisions. All clients start from the common ``w_0``, so that ``lam: 0`` is SOLO. They are tested
-    with their own model; one that has not taken part yet is tested with the mean, the only model that there
-    is for it. Relationships learned from ``W`` (MOCHA's ``Omega = (W^T W)^(1/2) / tr``) are not here: they
-    need all models of clients in one place in every round.
+    Decisions. All clients start from the common ``w_0``, so that ``lam: 0`` is SOLO. They are tested with
+    their own model; a client that has not taken part yet has none and is tested with the mean. Relationships
+    learned from ``W`` (MOCHA's ``Omega = (W^T W)^(1/2) / tr``) are not implemented: they need the models of
+    all clients in one place in every round.
 
-    Published code (that of LG-FedAvg) has a matrix of ones for ``I``, which pulls the *sum* of the models to
-    zero, and takes the models of the first clients for those of the sampled.
+    Published code (that of LG-FedAvg) has a matrix of ones in place of ``I``, which pulls the *sum* of the
+    models to zero, and uses the models of the first clients in place of the sampled clients' models.
     """
 
     name: Literal["mtl"] = "mtl"
@@ -55,7 +55,7 @@ class MTL(LocalObjective):
     counts_absent: ClassVar[bool] = True
 
     def check(self, spec: ModelSpec, training: Training, validation: float) -> None:
-        """Refuse a pull that its own steps would overshoot, ever further (heavy ball: 2 (1 + momentum))."""
+        """Refuse a lambda of 2 (1 + momentum) / lr or more, with which SGD (heavy ball) diverges."""
         most = 2 * (1 + training.momentum) / training.lr
         if self.lam >= most:
             what = f"steps of training.lr {training.lr:g} with a pull of {self.lam:g} overshoot and diverge"
@@ -68,7 +68,7 @@ class MTL(LocalObjective):
     def weights(
         self, sizes: NDArray[np.int64], rows: NDArray[np.int64], training: Training
     ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-        """The mean of the clients, each counting the same."""
+        """Weight 1 for each client."""
         return np.ones(len(sizes)), None
 
     def state_size(self, spec: ModelSpec) -> int:
@@ -76,7 +76,7 @@ class MTL(LocalObjective):
         return spec.P
 
     def begin(self, start: Start) -> torch.Tensor:
-        """w_k, of clients that never took part w_0; it takes its place in their state."""
+        """w_k; for clients that never took part it is w_0, which is also written to their state."""
         import torch
 
         own = start.state
@@ -97,12 +97,12 @@ class MTL(LocalObjective):
         return Terms(offset=offset)
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
-        """Keep the model; send the mean, moved by what is new in it."""
+        """Keep the trained model; send the mean plus its change."""
         import torch
 
         sent = torch.empty_like(block.rows)
         for at in cached(sent):
-            # In double precision: a client whose model is the mean sends what it has trained, bit for bit.
+            # In double precision: a client whose model was the mean sends its trained model, bit for bit.
             sent[at] = block.rows[at].double().sub_(start.state[at]).add_(start.models[at])
         fresh = torch.from_numpy(start.fresh).to(sent.device)
         sent[fresh] = block.rows[fresh]

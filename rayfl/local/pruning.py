@@ -52,17 +52,17 @@ def unstructured(
     fully_connected: bool = False,
     per_layer: bool = False,
 ) -> Mask:
-    """A candidate mask: the lowest ``share`` of the surviving |weights| goes, what was gone stays so.
+    """A candidate mask ``(P,)``: ``mask`` without the lowest ``share`` of the surviving |weights|.
 
     Args:
         spec: the model's layout.
         vector: the trained model ``(P,)``.
         mask: the current mask ``(P,)``.
-        share: r_us, the share of the surviving prunable weights, in [0, 1); those strictly below this
+        share: r_us, the share of the surviving prunable weights, in [0, 1); weights strictly below this
             quantile (interpolated, as NumPy's) are pruned.
         fully_connected: see :func:`prunable`.
-        per_layer: the quantile of each weight tensor for itself, as the authors' code has it; in the text it
-            is one for all.
+        per_layer: one quantile for each weight tensor, as in the authors' code; otherwise one for all, as in
+            the text.
 
     Raises:
         ValueError: if the share is not in [0, 1).
@@ -110,9 +110,9 @@ def next_share(pruned: float, target: float, step: float) -> float:
     """The share of the survivors to prune now, such that the last step does not overshoot the target.
 
     Args:
-        pruned: the share that is pruned.
-        target: p, the share that shall be.
-        step: r, the most of the survivors to prune at a time.
+        pruned: the share that is pruned already.
+        target: p, the share to be pruned in the end.
+        step: r, the maximum share of the survivors to prune at a time.
     """
     return min(step, max(0.0, target - pruned) / (1 - pruned)) if pruned < 1 else 0.0
 
@@ -122,9 +122,9 @@ class Rule:
     """When a client prunes (Algorithms 10 and 11).
 
     Attributes:
-        accuracy: Acc_th, the least validation accuracy, in [0, 1].
+        accuracy: Acc_th, the minimum validation accuracy, in [0, 1].
         target: p, the share to be pruned in the end.
-        distance: epsilon, the least Hamming distance between the candidates of the first and the last epoch:
+        distance: epsilon, the minimum Hamming distance between the candidates of the first and last epoch:
             1e-4 for Sub-FedAvg (Un), 0.05 for (Hy).
     """
 
@@ -159,8 +159,8 @@ class _Stage:
 def gammas(spec: ModelSpec, values: NDArray[np.generic]) -> NDArray[np.generic]:
     """The entries of a vector or mask ``(P,)`` at the scales of all prunable channels, ``(K,)``.
 
-    Channels are counted through the convolutions in forward order; LeNet-5 has K = 6 + 16. Of a mask these
-    entries say which channels are kept.
+    Channels are counted through the convolutions in forward order; LeNet-5 has K = 6 + 16. In a mask these
+    entries tell which channels are kept.
 
     Raises:
         ValueError: if the network is not a chain, or has no convolution with a BatchNorm.
@@ -172,16 +172,16 @@ def gammas(spec: ModelSpec, values: NDArray[np.generic]) -> NDArray[np.generic]:
 def structured(
     spec: ModelSpec, vector: NDArray[np.float32], channels: Mask, share: float, per_layer: bool = False
 ) -> Mask:
-    """Candidate channels: those with the lowest ``share`` of the surviving ``|gamma|`` go.
+    """Candidate mask of channels ``(K,)``: prunes the lowest ``share`` of the surviving ``|gamma|``.
 
-    Decision: of each convolution the channel with the largest scale stays, or nothing would pass.
+    Decision: a convolution always keeps its channel with the largest scale; otherwise nothing would pass.
 
     Args:
         spec: the model's layout.
         vector: the trained model ``(P,)``.
         channels: the channels that are kept now ``(K,)``.
-        share: r_s, in [0, 1); channels strictly below this quantile of all the network's are pruned.
-        per_layer: the quantile of each layer for itself, as the authors' code has it.
+        share: r_s, in [0, 1); channels strictly below this quantile of the whole network are pruned.
+        per_layer: one quantile for each layer, as in the authors' code.
 
     Raises:
         ValueError: if the network has no such channels (see :func:`gammas`), or for a bad share.
@@ -202,9 +202,9 @@ def structured(
 def expand(spec: ModelSpec, channels: Mask) -> Mask:
     """The mask ``(P,)`` of kept channels ``(K,)``.
 
-    Of a pruned channel go the filter and its bias, its BatchNorm, and the weights of the next layer that read
-    it. The running statistics are part of that for averaging, where a client without the channel has none to
-    give; training leaves them alone, and without the scale they say nothing.
+    A pruned channel loses its filter and bias, its BatchNorm, and the weights of the next layer that read it.
+    That includes the running statistics, because a client without the channel has none to contribute to the
+    average. Training does not mask them, and without the scale they have no effect.
 
     Raises:
         ValueError: if the channels are not those of the network.
@@ -228,10 +228,10 @@ def shrink(spec: ModelSpec, vector: NDArray[np.float32], channels: Mask) -> nn.S
     Args:
         spec: the layout of the whole model.
         vector: the model ``(P,)``; the mask of the channels is applied here, other masks before.
-        channels: the channels that are kept ``(K,)``, at least one a convolution.
+        channels: the channels that are kept ``(K,)``, at least one per convolution.
 
     Returns:
-        A chain of the same layers by the same names, in training mode as built.
+        A chain of the same layers in training mode, with the same names but ``_`` in place of dots.
 
     Raises:
         ValueError: if the channels are not those of the network, or a convolution keeps none.
@@ -249,7 +249,7 @@ def shrink(spec: ModelSpec, vector: NDArray[np.float32], channels: Mask) -> nn.S
     result = nn.Sequential()
     for name, leaf in _chain(whole):
         smaller = _smaller(leaf, kept_out.get(name), kept_in.get(name))
-        # A chain has no dots in its names; nested ones are joined otherwise.
+        # Names of modules must not contain dots, as those of nested layers do.
         result.add_module(name.replace(".", "_"), smaller)
     return result
 
@@ -291,16 +291,17 @@ def conv_flops(module: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def _keep(magnitude: NDArray[np.floating], alive: Mask, share: float) -> Mask:
-    """False for those alive that lie strictly below the ``share`` quantile of all that are."""
+    """False for ``alive`` entries strictly below the ``share`` quantile of the alive ones, else True."""
     if not 0 <= share < 1:
         raise ValueError(f"a share of {share:g} cannot be pruned; it must lie in [0, 1)")
     count = np.count_nonzero(alive)
     if not count:
         return np.ones_like(alive)
-    # Of the two values around the quantile one decides: none lies between them. NumPy selects one value in
-    # single precision ten times as fast as two, or one in double precision. Those that are not alive come
-    # first, as zeros, for a product takes a third of the time of a choice; not where they are many, since
-    # selecting among equal values takes NumPy up to fifty times as long.
+    # No value lies between the two around the quantile, so it is enough to compare with one of them. NumPy
+    # selects one value in single precision ten times as fast as two, or one in double precision. Entries that
+    # are not alive become zeros and come first: a product takes a third of the time of a selection by index.
+    # With many zeros the alive ones are selected by index after all, since NumPy takes up to fifty times as
+    # long to partition equal values.
     place = (count - 1) * share
     first, gone = math.floor(place), len(alive) - count
     if 4 * gone > len(alive):

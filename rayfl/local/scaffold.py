@@ -15,18 +15,18 @@ from rayfl.training import Terms, TrainedBlock, Training
 class Scaffold(LocalObjective):
     """Step ``y <- y - eta (g - c_i + c)``; then ``c_i+ = c_i - c + (x - y) / (K eta)``, K local steps.
 
-    The server takes ``x <- x + mean(y_i - x)`` and ``c <- c + (|S| / N) mean(c_i+ - c_i)``; N are the clients
-    of the model, so that within a cluster the method is SCAFFOLD among its members. ``c_i`` and ``c`` start
-    at zero. Each message holds a model and a control variate.
+    The server takes ``x <- x + mean(y_i - x)`` and ``c <- c + (|S| / N) mean(c_i+ - c_i)``; N is the number
+    of clients of the model, so within a cluster the method is SCAFFOLD among its members. ``c_i`` and ``c``
+    start at zero. Each message contains a model and a control variate.
 
     ``c`` is the mean of the ``c_i`` as long as the clients of a model stay the same. If they change (events,
     new clusters) ``c`` is not rescaled: N becomes the new number, but the contributions of clients that left
     remain in ``c``, and newcomers, whose ``c_i`` is zero, do not shrink it.
 
-    The paper has no momentum. Here it is that of SGD on the corrected gradient, and ``K eta`` becomes what
-    gradients really count in ``x - y`` (:func:`rayfl.local.base.accumulated`), so that ``c_i`` is a mean
-    gradient. Divided by ``K eta`` it would be ``1 / (1 - momentum)`` times as long, and from a momentum of
-    0.5 on ``c_i`` and ``c`` would swing ever further.
+    The paper has no momentum. Here momentum applies to the corrected gradient, and ``K eta`` is replaced by
+    the total weight of the gradients in ``x - y`` (:func:`rayfl.local.base.accumulated`), so that ``c_i`` is
+    a mean gradient. Divided by ``K eta`` it would be ``1 / (1 - momentum)`` times as long, and with a
+    momentum of 0.5 or more ``c_i`` and ``c`` would oscillate with growing amplitude.
     """
 
     name: Literal["scaffold"] = "scaffold"
@@ -34,7 +34,7 @@ class Scaffold(LocalObjective):
     def weights(
         self, sizes: NDArray[np.int64], rows: NDArray[np.int64], training: Training
     ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-        """The mean of the clients, each counting the same."""
+        """Weight 1 for each client."""
         return np.ones(len(sizes)), None
 
     def state_size(self, spec: ModelSpec) -> int:
@@ -46,7 +46,7 @@ class Scaffold(LocalObjective):
         return spec.n_parameters
 
     def terms(self, start: Start) -> Terms:
-        """``c - c_i`` is added to every gradient; it takes the place of ``c_i``."""
+        """``c - c_i`` is added to every gradient; it overwrites ``c_i`` in the state."""
         import torch
         from torch.nn import functional
 

@@ -40,27 +40,27 @@ local.per_layer=true, avoids that"
 
 
 class SubFedAvg(LocalObjective):
-    """SGD under a mask that a client makes smaller after a round, when it may.
+    """SGD on a masked model; after a round a client may prune more of its weights.
 
-    After E epochs a client has candidate masks: the lowest ``step`` of its surviving weights by magnitude
-    would go, by the model of the first epoch and by that of the last. If its validation accuracy is at least
-    ``accuracy`` (Acc_th), the ``target`` is not reached, and the two candidates differ by ``distance`` or
-    more (Hamming), it applies the last one. The server averages each parameter over the clients that kept it;
-    one that no client kept stays as it is.
+    After E epochs a client has two candidate masks, one from the model after the first epoch and one from the
+    model after the last: each prunes the lowest ``step`` of the surviving weights by magnitude. If validation
+    accuracy is at least ``accuracy`` (Acc_th), the ``target`` is not reached, and the two candidates differ
+    by ``distance`` or more (Hamming), the client applies the last one. The server averages each parameter
+    over the clients that kept it; a parameter that no client kept stays as it is.
 
     *Unstructured* (Un) prunes the weights of all layers. *Hybrid* (Hy) prunes channels by the scale |gamma|
-    of their BatchNorm, and the weights of the linear layers; the two decide independently of each other.
+    of their BatchNorm, and the weights of the linear layers; the two are decided independently.
 
-    Clients download the whole model and apply their mask; they send what they kept, 32 bits a number, and
-    the mask, 1 bit for every weight or channel that could have been pruned. (That is how the costs of Table
-    4.1 come about, except that the table has a bit only for each weight that was pruned.)
+    Clients download the whole model and apply their mask. They send the parameters that they kept, 32 bits
+    each, and the mask, 1 bit for every weight or channel that could have been pruned. (The costs of Table
+    4.1 are counted in this way, except that there only each pruned weight costs a bit.)
 
-    One threshold for all layers may leave a layer without any weight; the run says so when it happens.
+    One threshold for all layers may leave a layer without any weight; the run reports this when it happens.
 
     Decisions. Validation accuracy is that of the trained model, as in the text (the authors' code takes test
-    accuracy after pruning). Clients count the same in the average unless ``average`` says otherwise. The
-    tested model is the one that the client trained last: only so can the thesis' figures come about, and so
-    it is in the authors' code; ``tested: server`` tests the server's model under the mask.
+    accuracy after pruning). All clients have equal weight unless ``average: samples`` is set. The tested
+    model is the one that the client trained last, as in the authors' code; the thesis' figures cannot be
+    reached otherwise. ``tested: server`` tests the server's model under the mask.
     """
 
     classes_only: ClassVar[bool] = True
@@ -108,7 +108,7 @@ class SubFedAvg(LocalObjective):
     masks: ClassVar[bool] = True
 
     def check(self, spec: ModelSpec, training: Training, validation: float) -> None:
-        """Refuse networks without channels to prune, and what would never prune."""
+        """Refuse networks without channels to prune, and settings with which nothing would be pruned."""
         if self.pruning == "hybrid":
             try:
                 gammas(spec, np.ones(spec.P))
@@ -131,7 +131,7 @@ class SubFedAvg(LocalObjective):
     def weights(
         self, sizes: NDArray[np.int64], rows: NDArray[np.int64], training: Training
     ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
-        """One each, or n_i."""
+        """Weight 1 for each client, or n_i."""
         return (np.ones(len(sizes)) if self.average == "clients" else sizes.astype(np.float64)), None
 
     def state_size(self, spec: ModelSpec) -> int:
@@ -163,7 +163,7 @@ class SubFedAvg(LocalObjective):
                 mask[row] = torch.from_numpy(new).to(mask)
                 for layer in emptied(spec, old, new):
                     remarks.setdefault(f"{layer} {_DEAD}", []).append(row)
-        state = start.state  # with the masks, of which a copy of its own would be read from memory again
+        state = start.state  # contains the new masks; a separate copy would be read from memory again
         own = state[:, spec.P :] if self.tested == "own" else torch.empty_like(block.rows)
         rows = torch.mul(block.rows, mask, out=own)
         up = 4 * mask.sum(dim=1).cpu().numpy().astype(np.int64) + math.ceil(self._entries(spec) / 8)
@@ -183,8 +183,8 @@ class SubFedAvg(LocalObjective):
         Args:
             spec: the model's layout.
             first, last: the models after the first and after the last epoch ``(P,)``.
-            mask: under which they were trained ``(P,)``.
-            accuracy: validation accuracy of ``last`` in [0, 1]; NaN where the client has no such data, and
+            mask: the mask under which they were trained ``(P,)``.
+            accuracy: validation accuracy of ``last`` in [0, 1]; NaN if the client has no validation data:
                 then nothing is pruned.
         """
         hybrid = self.pruning == "hybrid"
@@ -196,7 +196,7 @@ class SubFedAvg(LocalObjective):
             rule = Rule(self.accuracy, self.channel_target, self.channel_distance)
             if rule.allows(accuracy, now, distance(early, late)):
                 mask = mask & expand(spec, late)
-        # What went with the channels counts towards the target of the linear layers too.
+        # Weights pruned with the channels count towards the target of the linear layers, too.
         where = prunable(spec, fully_connected=hybrid)
         now = pruned(mask, where)
         share = next_share(now, self.target, self.step)

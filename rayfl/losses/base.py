@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 Task = Literal["numbers", "texts", "words"]
-"""What a model does: a prediction for each sample, of numbers (images, features) or a text; or for each word
-of a text."""
+"""What a model predicts: one target for each sample of numbers (images, features), for each text, or for each
+word of a text."""
 
 IGNORED = -100
 """The target that counts in no loss and no accuracy (PyTorch's default ``ignore_index``)."""
@@ -41,13 +41,13 @@ class Loss(Section):
     """Whether a prediction is right or wrong (:meth:`right`), so that there are accuracies."""
 
     measures: ClassVar[Mapping[str, str]] = {}
-    """What else is measured of each client (:meth:`measured`): names, and what tables say of them."""
+    """What else is measured for each client (:meth:`measured`): names, and their descriptions in tables."""
 
     lower_is_better: ClassVar[frozenset[str]] = frozenset()
-    """Those of :attr:`measures` that are errors: less is better. More is better of all others."""
+    """The :attr:`measures` for which lower is better (errors); for all others higher is better."""
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """A parent's faster :meth:`mean` is that of its own :meth:`each`: not inherited with another one."""
+        """Reset :meth:`mean` if only :meth:`each` is overridden: a parent's would compute its own loss."""
         super().__init_subclass__(**given)
         if "each" in vars(cls) and "mean" not in vars(cls):
             cls.mean = Loss.mean  # type: ignore[method-assign]
@@ -62,8 +62,10 @@ class Loss(Section):
         raise NotImplementedError
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a batch ``(B, ...)``, a scalar: the mean of :meth:`each` over predictions, which leaves
-        out positions of texts without a target; 0 if none has one. Subclasses may compute it faster.
+        """The loss of a batch ``(B, ...)``, a scalar: the mean of :meth:`each` over all predictions.
+
+        Positions of texts without a target are left out; 0 if no position has a target. Subclasses may
+        compute it faster.
         """
         each = self.each(outputs, targets)
         if each.dim() == 1:

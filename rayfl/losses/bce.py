@@ -21,8 +21,8 @@ class BinaryCrossEntropy(Loss):
 
     As PyTorch's ``BCEWithLogitsLoss``: the mean over samples and labels, of logits. A label is predicted
     where its logit is above 0. ``accuracy`` is that of whole samples, all of whose labels must be right
-    (subset accuracy); besides it are measured, of each client in percent as scikit-learn defines them, the
-    share of labels that are right, and F1 over all labels together (micro) and as a mean over labels (macro).
+    (subset accuracy). Also measured for each client, in percent and as defined by scikit-learn: the share of
+    labels that are right, F1 over all labels together (micro), and the mean F1 of the labels (macro).
     """
 
     numeric: ClassVar[bool] = True
@@ -81,6 +81,6 @@ class BinaryCrossEntropy(Loss):
 
 
 def _f1(hits: NDArray[np.float64], wrong: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``2 TP / (2 TP + FP + FN)`` in percent; 0 where nothing was there and nothing predicted."""
+    """``2 TP / (2 TP + FP + FN)`` in percent; 0 where no label is true and none is predicted."""
     total = 2 * hits + wrong
     return np.asarray(np.divide(200 * hits, total, out=np.zeros_like(hits), where=total > 0))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class CrossEntropy(Loss):
-    """Cross-entropy of one of K classes, in nats, as PyTorch's; of texts over the words that follow.
+    """Cross-entropy of one of K classes, in nats, as PyTorch's; for texts that of the next word.
 
     With label smoothing (Szegedy et al. 2016) a client trains for the right class with probability
     ``1 - epsilon + epsilon / K`` and for each other one with ``epsilon / K``. Tests use no smoothing.

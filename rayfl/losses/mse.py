@@ -19,8 +19,8 @@ class MeanSquaredError(Loss):
     """Mean squared error of one or more numbers, for regression; RMSE, MAE and R2 of each client.
 
     As PyTorch's ``MSELoss``: the mean over samples and outputs. The measures are those of scikit-learn
-    (``root_mean_squared_error``, ``mean_absolute_error``, ``r2_score``): of several outputs the mean. R2
-    is 1 minus the squared errors over those of the client's own mean; NaN with fewer than two samples.
+    (``root_mean_squared_error``, ``mean_absolute_error``, ``r2_score``), averaged over outputs. R2 is 1 minus
+    the squared errors over those of predicting the client's mean target; NaN with fewer than two samples.
     """
 
     numeric: ClassVar[bool] = True

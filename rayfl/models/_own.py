@@ -31,7 +31,7 @@ TASK: Any = Field(
 
 
 class OwnNetwork(Model):
-    """A network from outside of rayfl; subclasses say how to build it.
+    """A network from outside of rayfl; subclasses define how to build it.
 
     Every parameter is trained. Floating-point buffers that persist are averaged like parameters.
     """
@@ -69,7 +69,7 @@ class OwnNetwork(Model):
 
     @override
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """See :meth:`network`; normalised as asked for."""
+        """See :meth:`network`; with GroupNorm if ``norm`` asks for it."""
         from rayfl.models.modules import own
 
         module = self.network(shape, classes)
@@ -81,7 +81,7 @@ class OwnNetwork(Model):
     def outline(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         try:
             return super().outline(shape, classes)
-        except Exception:  # constructors that look at numbers: there are none on the meta device
+        except Exception:  # constructors that read values, which the meta device does not have
             import torch
 
             with torch.random.fork_rng(devices=[]):
@@ -111,7 +111,7 @@ class OwnNetwork(Model):
 
     @override
     def check(self, build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> None:
-        """Take a few samples through the network on the CPU."""
+        """Run a few samples through the network on the CPU."""
         from rayfl.models.modules import own
 
         if self.weights is not None and not self.weights.is_file():
@@ -128,7 +128,7 @@ class OwnNetwork(Model):
         task = task_of(self)
         if task == "numbers":
             return super().example(shape, classes, count, rng)
-        # How many words a classifier of texts knows is not known here; it knows two.
+        # The vocabulary of a classifier of texts is not known here; it has at least two words.
         x, following = random_texts(shape, classes if task == "words" else 2, count, rng)
         return x, following if task == "words" else rng.integers(0, classes, count)
 
@@ -151,7 +151,7 @@ def image_channels(what: str, shape: tuple[int, ...]) -> int:
     """The channels of images.
 
     Raises:
-        ConfigError: if samples are no images.
+        ConfigError: if samples are not images.
     """
     if len(shape) != 3:
         raise ConfigError("model", f"{what} takes images, not samples of shape {shape}")
@@ -165,7 +165,7 @@ def library(name: str) -> Any:
         ConfigError: if it is not installed.
     """
     try:
-        torchvision_models()  # which it imports, and this import knows how
+        torchvision_models()  # the library imports torchvision, which may only work through this shim
         return importlib.import_module(name)
     except ImportError as error:
         what = f"{name} cannot be imported ({error})"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Model(Section):
-    """A network architecture, chosen by name; subclasses live one a file in ``rayfl/models``.
+    """A network architecture, chosen by name; one per file in ``rayfl/models``.
 
     A subclass adds ``name: Literal["..."] = "..."`` and its settings. The module that :meth:`build`
     returns is a tree of standard layers, chained by ``nn.Sequential`` with named children wherever the
@@ -29,14 +29,14 @@ class Model(Section):
     name: str = ""
 
     tokens: ClassVar[bool] = False
-    """Whether it predicts the next word after each word of a text; see :func:`task_of` for other tasks."""
+    """Whether the model predicts the word after each word of a text; see :func:`task_of` for other tasks."""
 
     @classmethod
     def name_of(cls) -> str:
         """The name by which users choose it, for messages."""
         return part_name(cls) or cls.__name__
 
-    if TYPE_CHECKING:  # so that it may be a setting, too
+    if TYPE_CHECKING:  # so that subclasses may declare it as a setting instead
 
         @property
         def layers(self) -> dict[str, tuple[str, ...]]:
@@ -55,8 +55,8 @@ class Model(Section):
             classes: number of outputs (logits, no softmax).
 
         Returns:
-            A module that maps ``(batch, *shape)`` float32 to logits ``(batch, classes)``; where it takes
-            words, ``(batch, L)`` int64 to logits ``(batch, classes, L)``, one prediction a word.
+            A module that maps ``(batch, *shape)`` float32 to logits ``(batch, classes)``; if it predicts
+            words, ``(batch, L)`` int64 to logits ``(batch, classes, L)``, one prediction per word.
 
         Raises:
             ConfigError: if the network does not suit samples of this shape.
@@ -67,7 +67,7 @@ class Model(Section):
         """Import what the model needs from outside of rayfl, before anything starts.
 
         Raises:
-            ConfigError: if it is not there.
+            ConfigError: if a library is missing or the target cannot be imported.
         """
 
     def outline(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -78,7 +78,7 @@ class Model(Section):
             return self.build(shape, classes)
 
     def layers_of(self, module: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        """:attr:`layers` of a module that :meth:`build` returned; where they depend on it."""
+        """The :attr:`layers` of a module from :meth:`build`; overridden if they depend on the module."""
         return self.layers
 
     def load_weights(self, module: nn.Module) -> None:
@@ -102,13 +102,13 @@ class Model(Section):
     def example(
         self, shape: tuple[int, ...], classes: int, count: int, rng: np.random.Generator
     ) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-        """Random samples of the kind that the network takes ``(count, *shape)``, and targets, for trials."""
+        """Random samples ``(count, *shape)`` that fit the network, and random targets, for trials."""
         x = rng.standard_normal((count, *shape)).astype(np.float32)
         return x, rng.integers(0, classes, count)
 
 
 def task_of(model: Model) -> Task:
-    """What a model does: its setting ``task``, if it has one."""
+    """The task of a model: its setting ``task``, if it has one."""
     task: Task = getattr(model, "task", "words" if model.tokens else "numbers")
     return task
 
@@ -116,7 +116,7 @@ def task_of(model: Model) -> Task:
 def random_texts(
     shape: tuple[int, ...], vocabulary: int, count: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Random texts ``(count, L)`` for trials, and the word after each word, of some none."""
+    """Random texts ``(count, L)`` for trials, and the word after each word; some of these are ``IGNORED``."""
     words = rng.integers(0, vocabulary, (count, shape[0] + 1))
     targets = np.where(rng.random((count, shape[0])) < 0.2, IGNORED, words[:, 1:])
     targets[:, 0] = words[:, 1]  # a text has at least two words
@@ -138,7 +138,7 @@ def fan_in(shape: tuple[int, ...]) -> int:
 def square_image(
     name: str, shape: tuple[int, ...], sides: Collection[int], channels: Collection[int] | None = None
 ) -> tuple[int, int]:
-    """Check that samples are square images and give ``(channels, side)``.
+    """Check that samples are square images and return ``(channels, side)``.
 
     Args:
         name: the model's name, for the message.

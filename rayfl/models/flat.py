@@ -3,9 +3,9 @@
 Outside of training a model is a float32 vector of ``P`` parameters and buffers. Parameters come first, in the
 order of ``named_parameters``, then the floating-point buffers in the order of ``named_buffers``: the running
 mean and variance of BatchNorm are part of the vector, so they are aggregated, sent, saved and evaluated like
-weights. Other buffers are not: integers (BatchNorm's ``num_batches_tracked``, which only a momentum of None
-reads), and buffers registered with ``persistent=False`` (tables that the module computes). They start every
-client's training from their initial values.
+weights. Other buffers are not: integers (BatchNorm's ``num_batches_tracked``, which is only used with a
+momentum of None), and buffers registered with ``persistent=False`` (tables that the module computes). They
+have their initial values at the start of every client's training.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class ModelSpec:
             return self.model.outline(self.shape, self.classes)
 
     def initial(self, seed: int | None = None, index: int = 0) -> NDArray[np.float32]:
-        """The initial weights ``w_0``, ``(P,)``, equal in every process; trained ones if the model has such.
+        """The initial weights ``w_0``, ``(P,)``, equal in every process; trained ones if the model has any.
 
         Args:
             seed: the seed; the spec's own by default.
@@ -183,7 +183,7 @@ class ModelSpec:
     def to_state_dict(self, vector: Vector) -> dict[str, Tensor]:
         """The vector as named tensors, views of it where possible; for safetensors and inspection.
 
-        Without the integer buffers; ``load_state_dict`` takes it all the same.
+        Integer buffers are missing; ``load_state_dict`` accepts that.
 
         Raises:
             ValueError: if the vector is not of this layout.
@@ -223,8 +223,8 @@ class ModelSpec:
         """Names of the parameters that lie in intervals of the flat vector.
 
         Raises:
-            ValueError: if an interval holds a part of a parameter, or all parameters lie in them: nothing is
-                left to train.
+            ValueError: if an interval contains a part of a parameter, or if they contain all parameters:
+                nothing is left to train.
         """
         parts = list(segments)
         if not parts:
@@ -279,7 +279,7 @@ class ModelSpec:
 
 
 def as_tensor(array: NDArray[np.float32]) -> Tensor:
-    """A tensor that shares the memory of an array ``(n, ...)``, even of a read-only one: only read it."""
+    """A tensor that shares the memory of an array ``(n, ...)``, which may be read-only: do not change it."""
     import torch
 
     if not array.flags.writeable:
@@ -289,8 +289,11 @@ def as_tensor(array: NDArray[np.float32]) -> Tensor:
 
 @cache
 def _silence() -> None:
-    """PyTorch warns of read-only arrays once in a process, here where nobody hears it: arrays from an object
-    store are read-only, and hiding each warning would take longer than reading the array."""
+    """Trigger PyTorch's warning about read-only arrays, which it gives once per process, and suppress it.
+
+    Arrays from an object store are read-only, and suppressing a warning at each call would take longer than
+    reading the array.
+    """
     import torch
 
     array = np.zeros(1, np.float32)
@@ -327,10 +330,10 @@ _OWNERS = WeakKeyDictionary()
 
 
 def _owners(module: nn.Module) -> tuple[tuple[str, ...], list[tuple[dict[str, Any], str]]]:
-    """The names of :func:`flat_tensors`, and where a module holds each: a mapping of its own, and the key.
+    """The names of :func:`flat_tensors`, and where the module stores each: a mapping, and its key.
 
-    It is looked up once for each module: models are loaded and stored for every client. Tensors may be
-    replaced later, parts of the module may not.
+    Looked up once per module, since models are loaded and stored for every client. Tensors may be replaced
+    later, submodules may not.
     """
     if module not in _OWNERS:
         held: dict[str, tuple[dict[str, Any], str]] = {}

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from torch import nn
 
 _GIVEN = "rayfl.models.modules.given:load"
-"""What reads the file of a network that was given as an object."""
+"""The function that reads the file of a network that was given as an object."""
 
 
 def _comes_along(module: str) -> bool:
-    """Whether a module is PyTorch's or Python's, and no plug-in."""
+    """Whether a module is PyTorch's, NumPy's or Python's, and not a plug-in."""
     return module.partition(".")[0] in {"torch", "numpy", "__builtin__", *sys.stdlib_module_names}
 
 
 class OwnModule(OwnNetwork):
     """Any ``nn.Module`` with one tensor as input and logits as output: ``target: "mynet:MyNet"``.
 
-    The target is a class, or a function that returns the network. Where it takes parameters named ``shape``
-    (of a sample), ``classes`` or ``num_classes`` that ``kwargs`` leave out, they are handed to it.
+    The target is a class, or a function that returns the network. If it has parameters named ``shape`` (of a
+    sample), ``classes`` or ``num_classes`` that ``kwargs`` do not set, they are passed to it.
     """
 
     name: Literal["module"] = "module"
@@ -89,9 +89,9 @@ class OwnModule(OwnNetwork):
             with zipfile.ZipFile(path) as packed:
                 (name,) = (each for each in packed.namelist() if each.endswith("data.pkl"))
                 named = list(pickletools.genops(packed.read(name)))
-        except (OSError, ValueError, zipfile.BadZipFile):  # the run says so when it reads it
+        except (OSError, ValueError, zipfile.BadZipFile):  # reported when the run reads the file
             return []
-        # torch.save writes protocol 2, where classes are named by these alone
+        # torch.save writes pickle protocol 2, which names classes only by GLOBAL
         names = [str(value).split(" ", 1) for code, value, _ in named if code.name == "GLOBAL"]
         return sorted({f"{module}:{of}" for module, of in names if not _comes_along(module)})
 
@@ -114,10 +114,10 @@ class OwnModule(OwnNetwork):
 def settings_of(thing: Any) -> dict[str, Any] | None:
     """The settings that stand for a class of ``nn.Module``, a function that builds a network, or a network.
 
-    A network that has been built is written to a file, weights and all; every client starts from them.
+    A network that has been built is written to a file with its weights, from which every client starts.
 
     Raises:
-        ConfigError: where no other process could import the class, or PyTorch cannot write the network.
+        ConfigError: if no other process could import the class, or PyTorch cannot write the network.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.nn.Module):

@@ -37,7 +37,7 @@ class TimmNetwork(OwnNetwork):
         def make() -> Any:
             try:
                 return timm.create_model(self.arch, **{"img_size": shape[1:], **given, **self.kwargs})
-            except TypeError:  # networks of convolutions take images of any size
+            except TypeError:  # convolutional networks have no img_size: they take images of any size
                 return timm.create_model(self.arch, **{**given, **self.kwargs})
 
         module: nn.Module = built(self.arch, make)

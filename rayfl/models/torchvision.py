@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class TorchvisionNetwork(OwnNetwork):
     """torchvision's classifiers for images (ResNets, VGG, MobileNet, EfficientNet, ConvNeXt, ViT, ...).
 
-    The first convolution takes the channels of the data. ``stem: cifar`` is for images of about 32 pixels, of
-    which ImageNet's stem would leave one: it keeps their size (ResNet: a 3x3 convolution with stride 1 and no
-    pooling; MobileNet and EfficientNet: stride 1; ConvNeXt: patches of 2; ViT: patches of 4; VGG: one linear
-    map as classifier).
+    The first convolution takes the channels of the data. ``stem: cifar`` is for images of about 32 pixels,
+    which a network with ImageNet's stem would shrink to one: it keeps their size (ResNet: a 3x3 convolution
+    with stride 1 and no pooling; MobileNet and EfficientNet: stride 1; ConvNeXt: patches of 2; ViT: patches
+    of 4; VGG: one linear map as classifier).
     """
 
     name: Literal["torchvision"] = "torchvision"

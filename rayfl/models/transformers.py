@@ -26,9 +26,9 @@ _AUTO = {
 class TransformersNetwork(OwnNetwork):
     """transformers' classifiers of images or texts, and language models (``rayfl[hub]``).
 
-    With random weights or those of a local file. Texts are tokens ``(n, L)``. Token ``pad_token_id`` (of the
-    network's config; 0 for random weights) is padding, which a classifier of texts does not look at. For
-    ``task=words`` the network knows as many words as the data have.
+    With random weights or those of a local file. Texts are tokens ``(n, L)``. Token ``pad_token_id`` (of
+    config.json; 0 if ``arch`` is a type) is padding, which classifiers of texts mask. For ``task=words`` the
+    vocabulary is that of the data.
     """
 
     name: Literal["transformers"] = "transformers"

@@ -29,11 +29,12 @@ class Arrival:
         clients: ids ``(B,)``.
         sizes: their training samples ``(B,)``.
         models: the models that they received ``(B, P)``.
-        same: clients of one number received equal models ``(B,)``.
+        same: clients with the same number received equal models ``(B,)``.
         state: what :meth:`Ordering.keep` kept ``(B, S)``; zeros for a client that never took part.
-        fresh: which never took part ``(B,)``.
-        logits: outputs ``(n, C)`` and targets ``(n,)`` of a model ``(P,)`` on the training samples of the
-            clients at some rows of the block, one after the other; for texts ``(n, C, L)`` and ``(n, L)``.
+        fresh: which clients never took part ``(B,)``.
+        logits: computes the outputs ``(n, C)`` of a model ``(P,)``, and the targets ``(n,)``, on the training
+            samples of the clients at the given rows of the block, one client after the other; for texts
+            ``(n, C, L)`` and ``(n, L)``.
     """
 
     spec: ModelSpec
@@ -62,7 +63,7 @@ class Ordering(Section):
         """
 
     def state_size(self, spec: ModelSpec) -> int:
-        """S: numbers that a client keeps between rounds for it."""
+        """S: numbers that a client keeps between rounds for this order."""
         return 0
 
     def visits(self, arrival: Arrival) -> Sequence[Visits] | NDArray[np.intp] | None:

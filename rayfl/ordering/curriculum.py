@@ -35,7 +35,7 @@ Users: TypeAlias = "list[tuple[torch.Tensor, list[int]]]"
 
 
 class Curriculum(Ordering):
-    """Samples sorted by a score (higher = easier), step t training on a batch of the first ``g(t)`` of them.
+    """Samples sorted by a score (higher = easier); step t trains on a batch of the first ``g(t)`` of them.
 
     - Scores: ``global`` s_G, the normalised inverse loss under the model received (the default); ``local``
       s_L, under the client's model of its last round; ``both`` s_LG, from the mean of both losses;
@@ -47,8 +47,8 @@ class Curriculum(Ordering):
     - Pacing ``g(t)`` over the T local steps that the shuffled epochs would have: ``pacing``, ``a`` (the
       fraction of the steps after which all samples are used) and ``b`` (the fraction used in the first).
 
-    Decisions: a loss that is not finite is the hardest of all (the training that follows says what is
-    wrong); a text's loss is the mean over its words, and its prediction is right as far as its words are.
+    Decisions: a loss that is not finite counts as the hardest of all (training then fails with a message); a
+    text's loss is the mean over its words, and its prediction score is the share of words that are right.
     """
 
     name: Literal["curriculum"] = "curriculum"
@@ -78,12 +78,12 @@ class Curriculum(Ordering):
         return self.order != "random" and self.score.endswith("_prediction")
 
     def check(self, spec: ModelSpec) -> None:
-        """The expert must be there, and of this architecture."""
+        """Refuse an expert's file that is missing or of another architecture."""
         if self.expert is not None:
             _read(self.expert, spec)
 
     def state_size(self, spec: ModelSpec) -> int:
-        """The client's own last model, for scores that look at it."""
+        """P, for scores that use the client's own last model; otherwise 0."""
         return spec.P if self._looks_back else 0
 
     def keep(self, rows: torch.Tensor) -> torch.Tensor:
@@ -136,12 +136,12 @@ class Curriculum(Ordering):
 
 @dataclass(frozen=True)
 class Seen:
-    """What models say of the samples of the clients that use them, n each.
+    """Losses or predictions of models on the samples of the clients that use them, with n samples each.
 
     Attributes:
-        found: of each client the losses ``(n,)`` (of a text the mean over its words), or the predictions,
+        found: for each client the losses ``(n,)`` (of a text the mean over its words), or the predictions,
             classes ``(n,)`` or words ``(n, L)``.
-        targets: what is right, of each client ``(n,)`` or ``(n, L)``.
+        targets: for each client the targets ``(n,)`` or ``(n, L)``.
     """
 
     found: list[NDArray[Any]]
@@ -151,11 +151,11 @@ class Seen:
 def agreement(
     predicted: NDArray[np.int64], reference: NDArray[np.int64], targets: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """1 for samples predicted as the reference says, 0 for the others; for texts the share of such words.
+    """1 for samples whose prediction equals the reference, 0 for others; for texts the share of such words.
 
     Args:
         predicted, reference: ``(n,)`` or ``(n, L)``.
-        targets: shaped alike; where they are :data:`~rayfl.data.IGNORED` nothing was to be predicted.
+        targets: of the same shape; positions with :data:`~rayfl.data.IGNORED` do not count.
     """
     return _mean_of_words(curriculum.prediction_scores(predicted, reference), targets)
 
@@ -179,7 +179,7 @@ def _received(arrival: Arrival) -> Users:
 
 
 def _own(arrival: Arrival) -> Users:
-    """The clients' own models; the one received for those that have none."""
+    """The clients' own models; the received model for clients that have none."""
     shared = [rows for rows in _alike(np.where(arrival.fresh, arrival.same, -1)) if arrival.fresh[rows[0]]]
     return [
         *((arrival.models[rows[0]], rows) for rows in shared),
@@ -188,18 +188,18 @@ def _own(arrival: Arrival) -> Users:
 
 
 def _alike(numbers: NDArray[np.int64]) -> list[list[int]]:
-    """The rows of each number."""
+    """The rows with equal numbers, one list for each number in ascending order."""
     return [np.flatnonzero(numbers == number).tolist() for number in np.unique(numbers)]
 
 
 def _seen(arrival: Arrival, users: Users, see: Callable[..., NDArray[Any]]) -> Seen:
-    """What the models say of the samples of the clients that use them, in the order of the block.
+    """Losses or predictions of the models on the samples of the clients that use them, in block order.
 
     Args:
         arrival: of the block.
-        users: the models, and who uses each.
-        see: what of the outputs ``(n, ...)`` and targets ``(n, ...)`` counts, :func:`_lost` or
-            :func:`_predicted`.
+        users: the models, and the clients that use each.
+        see: computes losses or predictions from outputs ``(n, ...)`` and targets ``(n, ...)``:
+            :func:`_lost` or :func:`_predicted`.
     """
     order: list[int] = []
     found: list[NDArray[Any]] = []
@@ -210,7 +210,7 @@ def _seen(arrival: Arrival, users: Users, see: Callable[..., NDArray[Any]]) -> S
         order += rows
         found += curriculum.cut(see(arrival.spec.loss.for_tests(), logits, y), sizes)
         targets += curriculum.cut(wanted, sizes)
-    if len(users) == 1:  # of all clients, in order
+    if len(users) == 1:  # one model for all clients, which are in block order already
         return Seen(found, targets)
     places = np.argsort(order).tolist()
     return Seen([found[place] for place in places], [targets[place] for place in places])
@@ -229,7 +229,7 @@ def _predicted(loss: Loss, logits: torch.Tensor, y: torch.Tensor) -> NDArray[np.
 
 
 _HARDEST = 1e300
-"""The loss of a sample whose loss is not finite. Training then fails, and says so of its client."""
+"""Stands for a loss that is not finite. Training then fails with a message for the client."""
 
 
 def _read(path: Path, spec: ModelSpec) -> torch.Tensor:
@@ -244,7 +244,7 @@ def _read(path: Path, spec: ModelSpec) -> torch.Tensor:
 
     where, remedy = "order.expert", "rayfl expert trains one on all data, with the model of a config"
     try:
-        tensors = load_file(path)  # each time: that costs little beside scoring with it
+        tensors = load_file(path)  # read every time: cheap compared with scoring
     except OSError:
         raise ConfigError(where, f"there is no file {path}", remedy) from None
     except SafetensorError as error:

@@ -27,9 +27,9 @@ class Candidates:
         round: 0-based.
         rounds: planned number.
         seed: the run's seed.
-        losses: computes, if called, each candidate's mean training loss under the model that it would start
-            from ``(n,)``.
-        relatedness: makes, if called, the graph of the candidates, whose neighbours have similar data.
+        losses: computes each candidate's mean training loss under the model that it would start from
+            ``(n,)``; costs a forward pass, so call it only if needed.
+        relatedness: makes the graph of the candidates, in which clients with similar data are neighbours.
     """
 
     ids: NDArray[np.int64]
@@ -49,20 +49,19 @@ class Sampling(Section):
     name: str = ""
 
     def asked(self, clients: int, count: int, round: int, rounds: int) -> int:
-        """How many clients evaluate their model on their own data before the choice, and download it for
-        that.
+        """How many clients download their model before the choice, to evaluate it on their own data.
 
         Args:
             clients: how many are present.
             count: how many to choose.
-            round, rounds: 0-based, and the planned number.
+            round, rounds: the round, 0-based, and the planned number of rounds.
         """
         return 0
 
     def cohort(self, candidates: Candidates) -> NDArray[np.int64]:
         """The ids of the participants ``(n,)``, at least one.
 
-        If there are more than ``candidates.count``, they form a sweep: ``count`` of them take part in each
+        If more than ``candidates.count`` are returned, they form a sweep: ``count`` of them take part in each
         round, in this order (the last cohort may be smaller), before new ones are chosen.
         """
         raise NotImplementedError

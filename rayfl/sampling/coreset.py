@@ -1,4 +1,4 @@
-"""Participants that stand for all clients, and are cheap: SCGIGA on the graph of the clients.
+"""Participants that represent all clients at low cost: SCGIGA on the graph of the clients.
 
 Vahidian's thesis, chapter 6, Algorithm 12.
 """
@@ -16,14 +16,13 @@ from rayfl.sampling.base import Candidates, Sampling
 
 
 class CoresetSampling(Sampling):
-    """Clients are vertices, joined with those whose data are like their own; a coreset of them takes part.
+    """A coreset of the clients takes part, chosen on a graph that joins clients with similar data.
 
-    For that all clients send their label histograms once, and again after every event.
+    For the graph all clients send their label histograms once, and again after every event.
 
     A client's cost is its number of samples (local time and energy grow with it), times a random factor
-    between 1 and ``1 + spread`` that is drawn in every round, so that it is not always the same ones who
-    stand for the others. ``kappa`` says how much less representative a cheaper client may be; at 1 costs play
-    no part.
+    between 1 and ``1 + spread`` that is drawn in every round, so that different clients represent the others.
+    ``kappa`` sets how much less representative a cheaper client may be; at 1 costs are ignored.
     """
 
     classes_only: ClassVar[bool] = True
@@ -35,7 +34,7 @@ class CoresetSampling(Sampling):
     spread: float = Field(1.0, ge=0, description="how much a client's cost varies between rounds")
 
     def cohort(self, candidates: Candidates) -> NDArray[np.int64]:
-        """``max(1, round(rho N))`` of those present; where fewer stand for all, the rest are drawn."""
+        """``max(1, round(rho N))`` present clients; if the coreset is smaller, the rest are drawn."""
         if candidates.count >= len(candidates.ids):
             return candidates.ids
         from rayfl.coresets.clients import participants  # deferred: it imports scikit-learn

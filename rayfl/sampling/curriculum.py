@@ -17,20 +17,19 @@ from rayfl.training.curriculum import Family, Pacing, eligible
 
 
 class ClientCurriculum(Sampling):
-    """A client's loss is the mean over its training samples, under the model with which it is tested.
+    """Clients with a low loss take part first; more clients become eligible over the rounds.
 
-    That is the server's, with the layers, the mask (Sub-FedAvg) or the whole model (MTL) that the client has
-    of its own; one that never took part has none yet.
+    A client's loss is the mean over its training samples, under the model with which it is tested: the
+    server's model with the client's own layers or mask (Sub-FedAvg), or its own model (MTL), once it has
+    taken part. All clients are ranked by loss, and the first K(t) are eligible, which grows by ``pacing``.
 
-    All clients are ranked by it, and pacing over the rounds says how many of the ranking are eligible, K(t).
+    - ``cohorts: sweep`` (the thesis): the eligible clients are shuffled and cut into cohorts of ``max(1,
+      round(rho N))`` clients, which take part one after another, one cohort per round. Then all clients are
+      ranked again. Decisions: t counts rounds, and K(t) is that of the round in which the sweep begins, so a
+      run costs as much as without a curriculum; the last cohort of a sweep may be smaller.
+    - ``cohorts: draw``: all clients are ranked in every round, and one cohort is drawn from the eligible.
 
-    - ``cohorts: sweep`` (the thesis): the eligible clients are shuffled and cut into mini-batches of ``max(1,
-      round(rho N))`` clients, which take part one after another, a round each. Then all are ranked again.
-      Decisions: t counts rounds, K(t) being that of the round in which the sweep begins, so a run costs as
-      much as without a curriculum; the last mini-batch of a sweep may be smaller.
-    - ``cohorts: draw``: all are ranked in every round, and one cohort is drawn from the eligible.
-
-    As long as not all are eligible, a ranking costs a forward pass over the training data of all clients.
+    As long as not all clients are eligible, a ranking costs a forward pass over the training data of all.
     """
 
     name: Literal["curriculum"] = "curriculum"
@@ -47,11 +46,11 @@ class ClientCurriculum(Sampling):
     b: float = Field(0.2, gt=0, le=1, description="fraction of the clients eligible in the first round (b)")
 
     def asked(self, clients: int, count: int, round: int, rounds: int) -> int:
-        """Everybody, as long as not all are eligible."""
+        """All clients, as long as not all are eligible; then none."""
         return clients if self._allowed(clients, count, round, rounds) < clients else 0
 
     def cohort(self, candidates: Candidates) -> NDArray[np.int64]:
-        """Those who are eligible in this round, shuffled, or so many of them as are wanted."""
+        """All eligible clients, shuffled (``sweep``), or one cohort drawn from them (``draw``)."""
         c, n = candidates, len(candidates.ids)
         allowed = self._allowed(n, c.count, c.round, c.rounds)
         pool = c.ids if allowed == n else c.ids[eligible(c.losses(), allowed, self.order)]
@@ -61,6 +60,6 @@ class ClientCurriculum(Sampling):
         return np.sort(rng.choice(pool, min(c.count, len(pool)), replace=False, shuffle=False))
 
     def _allowed(self, clients: int, count: int, round: int, rounds: int) -> int:
-        """How many of the ranking are eligible."""
+        """How many clients are eligible, K(t)."""
         paces = Pacing(self.pacing, self.a, self.b).available(rounds, clients, count)
         return int(paces[min(round, rounds - 1)])

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from rayfl.errors import DataError
 from rayfl.settings import Section
 
-if TYPE_CHECKING:  # torch is a long import, and most signatures are of data
+if TYPE_CHECKING:  # torch is slow to import, and most signatures do not need it
     from rayfl.training.reports import ClientReport
 
 
@@ -49,16 +49,16 @@ class Signature(Section):
             x: samples ``(n, D)``, raw pixels in [0, 1] or the output of a feature map.
             y: class labels ``(n,)``.
             key: key of this client's random numbers (:func:`rayfl.random.key` of the seed and the client id),
-            for signatures that draw some.
+                for signatures that draw some.
 
         Raises:
-            DataError: if these data have no such signature (no samples, not finite).
+            DataError: if the signature cannot be computed from these data (no samples, not finite).
         """
         raise NotImplementedError(f"{type(self).__name__} is not a signature of data")
 
     @property
     def public_samples(self) -> int:
-        """Number of the server's samples that it uses."""
+        """Number of the server's samples that the signature uses."""
         return 0
 
     def report(self) -> ClientReport:

@@ -30,7 +30,7 @@ class Centroids(Signature):
     restarts: int = Field(1, ge=1, description="runs of k-means; the best is taken")
 
     def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:
-        """Centroids ``(k', e)`` of features ``(n, e)``; with at most k distinct samples, these.
+        """Centroids ``(k', e)`` of features ``(n, e)``; if at most k of them are distinct, these themselves.
 
         Raises:
             DataError: if there are no samples or they are not finite.
@@ -39,9 +39,9 @@ class Centroids(Signature):
         distinct = np.unique(samples, axis=0)
         if len(distinct) <= self.k:
             return distinct.astype(np.float32)
-        from sklearn.cluster import KMeans  # deferred: workers that do not need it do without
+        from sklearn.cluster import KMeans  # deferred: only workers that need it import it
 
-        # scikit-learn splits sums among OpenMP threads, which rounds them otherwise.
+        # Rounding depends on how scikit-learn splits sums among OpenMP threads.
         with _libraries().limit(limits=1), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fewer clusters than k, if samples differ by rounding only
             seed = key % 2**32

@@ -14,8 +14,8 @@ from rayfl.signatures.base import Signature
 class LabelHistogram(Signature):
     """The share of each class among the client's samples.
 
-    It reveals the label distribution outright. So it is a yardstick for what other signatures find under
-    label skew. It does not see clients that differ only in their inputs.
+    It reveals the label distribution itself, so it is a reference for what other signatures find under label
+    skew. It cannot distinguish clients that differ only in their inputs.
     """
 
     proximities: ClassVar[tuple[str, ...]] = ("euclidean", "cosine")

@@ -26,7 +26,7 @@ class Predictions(Signature):
 
     @property
     def public_samples(self) -> int:
-        """The samples that the models predict."""
+        """Number of samples that the models predict."""
         return self.data.public_samples
 
     def report(self) -> ClientReport:

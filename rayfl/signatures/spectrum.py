@@ -18,10 +18,10 @@ BLOCK = 256
 """How many users' eigenvectors are projected at a time; bounds the memory of :meth:`Spectrum.relate`."""
 
 KEPT = 1 << 23
-"""Numbers of all users' eigenvectors up to which they are kept in double precision for the next user."""
+"""Up to this many numbers, the eigenvectors of all users are kept in double precision for the next user."""
 
 MANY = 32
-"""With this many eigenvectors of others for each sample of a user, its samples are decomposed first."""
+"""If the others have this many eigenvectors per sample of a user, the user's samples are decomposed first."""
 
 
 class Spectrum(Signature):
@@ -74,9 +74,9 @@ class Spectrum(Signature):
     ) -> NDArray[np.float64]:
         """``r(i, j)`` for every user j, ``(N,)``, in [0, 1]; 0 if nothing can be compared.
 
-        ``G_i V`` is computed as ``X^T (X V) / n``, for many users at a time, without forming ``G_i``. Where
-        there are many users, ``|G_i V|`` is computed from the singular values ``S`` and the right singular
-        vectors ``W`` of ``X`` as ``|S^2 W V| / n``, as ``W^T`` changes no length: one product, not two.
+        ``G_i V`` is computed as ``X^T (X V) / n``, for many users at a time, without forming ``G_i``. With
+        many users, ``|G_i V|`` is computed from the singular values ``S`` and the right singular vectors
+        ``W`` of ``X`` as ``|S^2 W V| / n``, since ``W^T`` preserves lengths: one product instead of two.
         """
         row: NDArray[np.float64] = self.relate_all([(x, own)], others)[0]
         return row
@@ -107,9 +107,9 @@ class Spectrum(Signature):
 
 
 def _of_equal_length(samples: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """``S^2 W / n`` of samples ``(n, D)``: vectors have the same length times this as times ``G``.
+    """``S^2 W / n`` of samples ``(n, D)``: its products with vectors have the same lengths as those of ``G``.
 
-    None if there are more samples than dimensions, whose decomposition takes longer than it saves.
+    None if there are more samples than dimensions: then the decomposition takes longer than it saves.
     """
     if len(samples) > samples.shape[1]:
         return None

@@ -38,8 +38,8 @@ class Subspace(Signature):
 
     @property
     def vectors(self) -> int:
-        """p; with ``per_class`` too, where clients have p for each class: sums of angles are scaled to p, or
-        clients with many classes would be far from each other.
+        """p, also with ``per_class``, where clients have p vectors per class: sums of angles are scaled to p
+        vectors, since otherwise clients with many classes would be far from each other.
         """
         return self.p
 

@@ -15,11 +15,11 @@ from rayfl.clustering.embeddings.base import Embedding
 from rayfl.errors import DataError
 
 LEAST = 5
-"""Points below which UMAP has no manifold to look for."""
+"""Minimum number of points for UMAP."""
 
 EXACT = 50_000
-"""Points up to which the nearest neighbours are found here, all distances computed: 3 s for 12,000 points,
-where the search that UMAP would use takes 20 s to be compiled."""
+"""Up to this many points, nearest neighbours are found here from all distances: 3 s for 12,000 points, while
+UMAP's own search takes 20 s to compile."""
 
 
 class Umap(Embedding):
@@ -61,7 +61,7 @@ class Umap(Embedding):
 
         neighbours = min(self.n_neighbors, len(points) - 1)
         with threadpool_limits(1), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # graphs in several parts are what clusters are
+            warnings.simplefilter("ignore")  # UMAP warns of disconnected graphs, which clusters cause
             reducer = UMAP(
                 n_components=self.dim,
                 n_neighbors=neighbours,

@@ -24,7 +24,7 @@ LATENT = 128
 """The dimension e of a code."""
 
 TOGETHER = 64
-"""Images encoded at a time: what a convolution makes of them stays in the cache."""
+"""Images encoded at a time: few enough that the output of a convolution stays in the cache."""
 
 
 class ConvAE(nn.Module):
@@ -111,7 +111,7 @@ def reconstruct(
         x: images ``(n, C, h, w)``, bytes or pixels in [0, 1].
         shape: of the autoencoder's images ``(C, H, W)``, see :func:`framed`.
         epochs, batch_size, lr: as usual.
-        key: decides the order of the images.
+        key: determines the order of the images.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr)
     with one_thread():
@@ -164,5 +164,5 @@ def one_thread() -> Iterator[None]:
 
 
 def _fast(model: ConvAE) -> ConvAE:
-    """In the memory layout that is fast for convolutions with few channels."""
+    """The model in the memory layout that is fast for convolutions with few channels."""
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

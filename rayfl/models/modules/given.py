@@ -7,7 +7,7 @@ from torch import nn
 
 
 def load(path: str) -> nn.Module:
-    """The network as it was, weights and all; for every initialisation the same."""
+    """The saved network with its weights, which are the same for every initialisation."""
     with torch.device("cpu"):
         module = torch.load(path, map_location="cpu", weights_only=False)
     assert isinstance(module, nn.Module)

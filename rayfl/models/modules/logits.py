@@ -1,4 +1,4 @@
-"""Networks of transformers, which return more than logits, and take more than samples."""
+"""Wrappers that make networks of transformers map samples to logits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Logits(nn.Module):
 
 
 class TextLogits(nn.Module):
-    """A classifier of texts; it does not look at padding."""
+    """A classifier of texts; padding is masked."""
 
     def __init__(self, network: nn.Module, padding: int | None) -> None:
         super().__init__()
@@ -30,14 +30,14 @@ class TextLogits(nn.Module):
         """Logits ``(B, classes)`` of texts ``(B, L)``."""
         mask = None
         if self.padding is not None:
-            first = torch.arange(tokens.shape[1], device=tokens.device) == 0  # even of an empty text
+            first = torch.arange(tokens.shape[1], device=tokens.device) == 0  # never masked, for empty texts
             mask = ((tokens != self.padding) | first).to(torch.int64)
         logits: Tensor = self.network(input_ids=tokens, attention_mask=mask).logits
         return logits
 
 
 class WordLogits(nn.Module):
-    """A language model, which sees only the words before the one that it predicts, and so no padding."""
+    """A language model; it sees only earlier words, so the padding after a text needs no mask."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ from rayfl.models.base import one_line
 from rayfl.models.flat import flat_tensors
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-"""What only holds modules: its children are layers of their own. Subclasses are not taken apart."""
+"""Containers whose children become separate layers. Subclasses of them are not split."""
 
 _MOST = 0.9
 """A child that holds this share of a network's parameters is treated as the network itself."""
@@ -31,7 +31,7 @@ _WHERE = "model"
 
 
 def check_tensors(module: nn.Module, again: nn.Module) -> None:
-    """Refuse what cannot be trained or averaged.
+    """Refuse networks that cannot be trained or averaged; ``again`` is the network, built a second time.
 
     Raises:
         ConfigError
@@ -72,10 +72,10 @@ def _inputs(module: nn.Module) -> list[str]:
 
 
 def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task: Task = "numbers") -> None:
-    """Take a few samples through the network, in training and in evaluation.
+    """Run a few samples through the network, in training and in evaluation.
 
     Raises:
-        ConfigError: unless it maps one batch to logits ``(batch, classes)``, of words ``(batch, classes,
+        ConfigError: unless it maps one batch to logits ``(batch, classes)``, or for words ``(batch, classes,
             L)``, through which gradients flow.
     """
     inputs = _inputs(module)
@@ -92,7 +92,7 @@ def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task:
                 _check_logits(logits, expected)
                 if training:
                     _check_gradients(logits, x)
-    if task == "numbers":  # not zeros, by which a network may divide, and of which dropout leaves zeros
+    if task == "numbers":  # not zeros: a network may divide by them, and dropout would not change them
         x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # module is in evaluation
         outputs, again = (_tried("forward", partial(module, x), x) for _ in range(2))
@@ -135,10 +135,10 @@ def _check_gradients(logits: Tensor, x: Tensor) -> None:
 def derived_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
     """The layers of any network, in the order in which its children were registered.
 
-    A layer is a child with tensors of its own; a normalisation belongs to the layer before it. The children
-    of a container (``nn.Sequential``, ``nn.ModuleList``, ``nn.ModuleDict``) of the network are layers
-    themselves, and so are those of a child that holds nine tenths of all parameters. Parameters and buffers
-    of the network itself are a layer each. Shared tensors belong to their first owner.
+    A layer is a child that contains tensors; a normalisation belongs to the layer before it. The children of
+    a container (``nn.Sequential``, ``nn.ModuleList``, ``nn.ModuleDict``) of the network are layers
+    themselves, and so are those of a child that contains nine tenths of all parameters. Each parameter and
+    buffer of the network itself is a layer. Shared tensors belong to their first owner.
     """
     layers: dict[str, tuple[str, ...]] = {}
     last = ""
@@ -154,13 +154,13 @@ def derived_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
 def _parts(
     module: nn.Module, prefix: str, sizes: Mapping[str, int], unfold: bool = True
 ) -> Iterator[tuple[str, nn.Module | None]]:
-    """The names of what becomes layers; with the module, unless it is a tensor.
+    """Yield the name of each module or tensor that becomes a layer, with the module (None for a tensor).
 
     Args:
         module: a part of the network.
-        prefix: its name, and a dot; empty for the whole.
+        prefix: its name, and a dot; empty for the whole network.
         sizes: the number of elements of every tensor of the network, by name.
-        unfold: whether its containers are taken apart.
+        unfold: whether its containers are split.
     """
     yield from ((name, None) for name in sizes if name.rpartition(".")[0] + "." * bool(prefix) == prefix)
     for key, child in module.named_children():
@@ -177,10 +177,10 @@ def _parts(
 
 
 def replace_batch_norm(module: nn.Module) -> None:
-    """A GroupNorm in place of each BatchNorm: of 32 groups, or as many as divide both 32 and the channels.
+    """Replace each BatchNorm by a GroupNorm, with the most groups that divide both 32 and the channels.
 
     Raises:
-        ConfigError: if there is none, or one that does more than to normalise.
+        ConfigError: if there is no BatchNorm, or a subclass of it that does more than normalise.
     """
     found = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     if not found:
@@ -218,7 +218,7 @@ def load_weights(module: nn.Module, path: Path, last: tuple[str, ...]) -> None:
         raise ConfigError(where, what, "expected tensors by name, .safetensors or torch.save") from error
     own = dict(flat_tensors(module))
     wrapper = next((f"{name}." for name, _ in module.named_children()), "")
-    if wrapper and all(name.startswith(wrapper) for name in own):  # a file may know nothing of it
+    if wrapper and all(name.startswith(wrapper) for name in own):  # a file may lack this prefix
         state = {**{wrapper + name: tensor for name, tensor in state.items()}, **state}
 
     def is_last(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Links of a chain of layers that predicts words."""
+"""Modules that allow a recurrent network for words to be an ``nn.Sequential``."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ class Fitted(Protocol):
 
     @property
     def floats(self) -> int:
-        """Number of numbers that the server sends to every client for it."""
+        """How many numbers the server sends to every client for the map."""
         ...
 
     def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
         """Features ``(n, d)`` of one client's samples ``(n, C, H, W)`` or ``(n, D)``, pixels in [0, 1].
 
-        ``key`` keys the client's random numbers, for maps that clients adapt to their own samples.
+        ``key`` seeds the client's random numbers, for maps that clients adapt to their own samples.
         """
         ...
 
@@ -50,7 +50,7 @@ class FeatureMap(Section):
         """
 
     def remark(self, data: Dataset) -> str:
-        """What users should know when their clients have this dataset; empty if nothing."""
+        """A warning for users whose clients have this dataset; empty for none."""
         return ""
 
     def again(self) -> FeatureMap:
@@ -62,11 +62,11 @@ class FeatureMap(Section):
 
         Args:
             x: public samples ``(s, C, H, W)`` or ``(s, D)``, pixels in [0, 1]; may be empty if
-            ``public_samples`` is 0.
+                ``public_samples`` is 0.
             key: key of the random numbers, for maps that draw some.
 
         Raises:
-            DataError: if it cannot be prepared; one line that names alternatives.
+            DataError: if the map cannot be prepared; one line that names alternatives.
         """
         raise NotImplementedError
 

@@ -62,9 +62,9 @@ class ConvAEFeatures(FeatureMap):
     with an ARI of 1.00 and 1.00 for J = 0, and of 0.89 and 0.98 for J = 5: encoders drift apart. For
     clustering again J may differ (``fine_tune_again``): the paper's Algorithm 3 has J > 0 then.
 
-    The autoencoder is built for the clients' images, padded with zeros to sides that are multiples of 4. The
-    images on which it is trained are brought to that size: colours become grey or grey is repeated, smaller
-    images are padded evenly with zeros, larger ones are resized (bilinear).
+    The autoencoder is built for the clients' images, padded with zeros to sides that are multiples of 4.
+    Training images are converted to that shape: colours become grey or grey is repeated, smaller images are
+    padded evenly with zeros, larger ones are resized (bilinear).
 
     **Code differs** (github hjraad/FLT, ``src/optim/flt_pretrain.py``): one encoder is fine-tuned centrally
     for all, on the whole training set, which real clients would keep to themselves. Codes stay comparable.
@@ -95,7 +95,7 @@ class ConvAEFeatures(FeatureMap):
         return self.samples if self.fine_tune_shared else 0
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """It takes images."""
+        """Refuse samples that are not images."""
         if len(shape) != 3:
             raise ConfigError(
                 "clustering.features",
@@ -104,7 +104,7 @@ class ConvAEFeatures(FeatureMap):
             )
 
     def remark(self, data: Dataset) -> str:
-        """Whether the encoder is trained on images that clients have."""
+        """A warning if the encoder is trained on the clients' own dataset."""
         own = self.pretrain.dataset
         if own.name != data.name or getattr(own, "path", None) != getattr(data, "path", None):
             return ""
@@ -114,7 +114,7 @@ class ConvAEFeatures(FeatureMap):
         )
 
     def again(self) -> ConvAEFeatures:
-        """The same with ``fine_tune_again`` as J."""
+        """The map with ``fine_tune_again`` as J."""
         if self.fine_tune_again is None:
             return self
         return self.model_copy(update={"fine_tune": self.fine_tune_again})
@@ -124,11 +124,11 @@ class ConvAEFeatures(FeatureMap):
 
         Args:
             x: public images ``(s, C, H, W)`` for ``fine_tune_shared``; without it only their shape matters.
-            key: decides the first weights and the order of the images.
+            key: determines the initial weights and the order of the images.
 
         Raises:
-            DataError: if samples are not images, there are none to fine-tune on, or the dataset for the
-                training cannot be had.
+            DataError: if samples are not images, there are none to fine-tune on, or the training dataset is
+                not available.
         """
         if x.ndim != 4:
             raise DataError(
@@ -217,14 +217,14 @@ class Encoder:
         return sum(int(np.size(w)) for w in sent)
 
     def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
-        """Codes ``(n, e)`` of images ``(n, C, H, W)`` in [0, 1], after fine-tuning on them if so set.
+        """Codes ``(n, e)`` of images ``(n, C, H, W)`` in [0, 1], after ``fine_tune`` epochs on them.
 
         Args:
             x: the client's images.
-            key: decides the order in which fine-tuning visits them.
+            key: determines the order in which fine-tuning visits them.
 
         Raises:
-            DataError: if the images have another shape than those that it was made for.
+            DataError: if the images do not have the shape that the encoder was made for.
         """
         if x.shape[1:] != self.shape:
             raise DataError(f"conv_ae was made for images {self.shape}; these are {x.shape[1:]}")
@@ -271,7 +271,7 @@ def _hash(settings: dict[str, Any]) -> str:
 
 
 def _read(path: Path) -> Weights | None:
-    """The weights in a file; None if there is none that can be read."""
+    """The weights in a file; None if it is missing or unreadable."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -282,7 +282,8 @@ def _read(path: Path) -> Weights | None:
 
 
 def _write(path: Path, weights: Weights) -> None:
-    """Write weights so that the file appears complete or not at all; not at all in a read-only folder."""
+    """Write weights so that the file appears complete or not at all; errors such as a read-only folder are
+    ignored."""
     from safetensors.numpy import save
 
     part = path.with_name(f".{path.name}.{os.getpid()}.part")

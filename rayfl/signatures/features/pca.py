@@ -65,7 +65,7 @@ class PCA(FeatureMap):
         """Fit on public samples; fewer components than ``dim`` where they span fewer dimensions.
 
         Raises:
-            DataError: if the sample is empty, not finite, or (centred, if so asked) zero everywhere.
+            DataError: if the sample is empty, not finite, or zero everywhere (after centring, if set).
         """
         rows = sample_matrix(flat(x)) if len(x) else sample_matrix(np.empty((0, 0)))
         mean = rows.mean(axis=0) if self.centred else np.zeros(rows.shape[1])

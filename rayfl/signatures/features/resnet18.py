@@ -79,7 +79,7 @@ class ResNet18(FeatureMap):
     batch: int = Field(64, ge=1, description="images at a time")
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """It takes images of 1 or 3 channels."""
+        """Refuse samples that are not images of 1 or 3 channels."""
         if len(shape) != 3 or shape[0] not in (1, 3):
             raise ConfigError(
                 "clustering.features",
