@@ -106,15 +106,17 @@ def _traces(walk: Sparse, powers: Iterable[int], seed: int) -> Iterator[float]:
 def fill(walk: Sparse, power: int, seed: int = 0) -> float:
     """The approximate number of non-zero entries of ``P^l``, from 64 of its columns."""
     n = walk.shape[0]
-    some = generator(seed, "fill").choice(n, min(n, 64), replace=False)
-    reached = sp.csr_array((np.ones(len(some)), (some, np.arange(len(some)))), shape=(n, len(some)))
+    columns = generator(seed, "fill").choice(n, min(n, 64), replace=False)
+    reached = sp.csr_array(
+        (np.ones(len(columns)), (columns, np.arange(len(columns)))), shape=(n, len(columns))
+    )
     for _ in range(power):
         before = reached.nnz
         reached = sp.csr_array(walk @ reached)
         reached.data[:] = 1.0
-        if reached.nnz == before or reached.nnz / len(some) * n > FILL:
+        if reached.nnz == before or reached.nnz / len(columns) * n > FILL:
             break
-    return float(reached.nnz / len(some) * n)
+    return float(reached.nnz / len(columns) * n)
 
 
 def _smooth_vectors(walk: Sparse, power: int, seed: int) -> Array:
@@ -170,9 +172,11 @@ def inner_products(vectors: Vectors, vertex: int) -> Array:
     if isinstance(vectors, np.ndarray):
         return np.asarray(vectors @ vectors[vertex])
     first, last = vectors.indptr[vertex], vectors.indptr[vertex + 1]
-    near, values = vectors.indices[first:last], vectors.data[first:last]
-    if len(near) > vectors.shape[0] // 20:  # rows copied one by one would cost more than the whole product
+    neighbours, values = vectors.indices[first:last], vectors.data[first:last]
+    if (
+        len(neighbours) > vectors.shape[0] // 20
+    ):  # rows copied one by one would cost more than the whole product
         column = np.zeros(vectors.shape[1])
-        column[near] = values
+        column[neighbours] = values
         return np.asarray(vectors @ column)
-    return np.asarray(vectors[near].T @ values)  # P^l is symmetric: its rows are its columns
+    return np.asarray(vectors[neighbours].T @ values)  # P^l is symmetric: its rows are its columns
