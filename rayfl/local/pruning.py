@@ -211,14 +211,14 @@ def expand(spec: ModelSpec, channels: Mask) -> Mask:
     """
     mask, places = np.ones(spec.P, np.bool_), _places(spec)
     shapes = dict(zip(spec.names, spec.shapes, strict=True))
-    for stage, kept in _divided(spec, channels):
+    for stage, kept_channels in _divided(spec, channels):
         for name, place in places.items():
             if name.rpartition(".")[0] in (stage.conv, stage.norm):
-                mask[place].reshape(stage.channels, -1)[~kept] = False
+                mask[place].reshape(stage.channels, -1)[~kept_channels] = False
         outputs = shapes[f"{stage.next}.weight"][0]
         # A convolution reads (channels, K, K), a linear layer (channels, height, width), flattened.
         read = mask[places[f"{stage.next}.weight"]].reshape(outputs, stage.channels, -1)
-        read[:, ~kept] = False
+        read[:, ~kept_channels] = False
     return mask
 
 
@@ -242,10 +242,10 @@ def shrink(spec: ModelSpec, vector: NDArray[np.float32], channels: Mask) -> nn.S
     spec.load(full_model, np.where(expand(spec, channels), vector, np.float32(0)))
     kept_out: dict[str, Mask] = {}
     kept_in: dict[str, Mask] = {}
-    for stage, kept in _divided(spec, channels):
-        if not kept.any():
+    for stage, kept_channels in _divided(spec, channels):
+        if not kept_channels.any():
             raise ValueError(f"{stage.conv} keeps no channel")
-        kept_out[stage.conv] = kept_out[stage.norm] = kept_in[stage.next] = kept
+        kept_out[stage.conv] = kept_out[stage.norm] = kept_in[stage.next] = kept_channels
     result = nn.Sequential()
     for name, leaf in _chain(full_model):
         smaller = _smaller(leaf, kept_out.get(name), kept_in.get(name))
