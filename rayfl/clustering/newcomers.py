@@ -60,10 +60,8 @@ class Fit:
             clusters: ids of the clusters ``(C,)``.
             own: the cluster of each newcomer ``(B,)``.
         """
-        largest = np.array(
-            [member_distances.max() if len(member_distances) else np.nan for member_distances in members]
-        )
-        is_small = np.array([len(member_distances) < FEW for member_distances in members], np.bool_)
+        largest = np.array([values.max() if len(values) else np.nan for values in members])
+        is_small = np.array([len(values) < FEW for values in members], np.bool_)
         usual = np.where(is_small, np.fmax.reduce(largest), largest)
         is_own = own[:, None] == clusters
         next_distances = np.where(is_own, np.inf, distances).min(axis=1, initial=np.inf)

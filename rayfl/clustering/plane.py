@@ -124,18 +124,16 @@ def by_neighbours(distances: ArrayLike, seed: int = 0) -> Array:
     itself = order == np.arange(len(order))[:, None]
     others = order[~itself].reshape(len(order), -1)[:, : count - 1]
     places = np.column_stack([np.arange(len(order)), others])
-    initial = classical(distances)
-    initial *= 10 / (
-        float(np.abs(initial).max(initial=0.0)) or 1.0
-    )  # the extent of UMAP's own initial positions
+    start = classical(distances)
+    start *= 10 / (float(np.abs(start).max(initial=0.0)) or 1.0)  # the extent of UMAP's own initial positions
     # Noise makes positions differ and gives each axis an extent, by which UMAP divides.
-    initial += generator(seed, "map").normal(scale=0.01, size=initial.shape)
+    start += generator(seed, "map").normal(scale=0.01, size=start.shape)
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # UMAP warns of disconnected graphs, which clusters cause
         reducer = UMAP(
             n_neighbors=count,
             metric="precomputed",
-            init=initial.astype(np.float32),
+            init=start.astype(np.float32),
             random_state=key(seed, "map") % 2**32,
             n_jobs=1,
             precomputed_knn=(places, np.take_along_axis(distances, places, axis=1).astype(np.float32), None),

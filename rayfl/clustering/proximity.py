@@ -383,25 +383,25 @@ def _matched_points(squares: Distances) -> Array:
 
     if squares.shape[-2] > squares.shape[-1]:
         squares = np.swapaxes(squares, -2, -1)
-    few, many = squares.shape[-2:]
-    if many > EXACT_MATCHING:
+    n_smaller, n_larger = squares.shape[-2:]
+    if n_larger > EXACT_MATCHING:
         sums = np.empty(squares.shape[:-2])
         for pair in np.ndindex(*sums.shape):
             costs = squares[pair]
             sums[pair] = costs[linear_sum_assignment(costs)].sum()
     else:
         least: dict[int, Array] = {0: np.zeros(squares.shape[:-2])}  # by taken points, as bits
-        for a in range(few):
+        for a in range(n_smaller):
             following: dict[int, Array] = {}
             for taken, total in least.items():
-                for b in range(many):
+                for b in range(n_larger):
                     if taken >> b & 1:
                         continue
                     cost, best = total + squares[..., a, b], following.get(taken | 1 << b)
                     following[taken | 1 << b] = cost if best is None else np.minimum(best, cost, out=best)
             least = following
         sums = functools.reduce(np.minimum, least.values())
-    return np.asarray(np.sqrt(np.maximum(sums, 0.0)) / few, np.float64)
+    return np.asarray(np.sqrt(np.maximum(sums, 0.0)) / n_smaller, np.float64)
 
 
 _POINT_DISTANCES: dict[str, Callable[[Distances], Array]] = {

@@ -132,7 +132,7 @@ def _lead(
 
     None if more than ``most`` strangers would become representatives.
     """
-    representative_of, distances = strangers.copy(), np.zeros(len(strangers), np.float32)
+    leader_of, distances = strangers.copy(), np.zeros(len(strangers), np.float32)
     leaders: list[int] = []
     for start in range(0, len(strangers), BLOCK):
         ids = strangers[start : start + BLOCK]
@@ -141,19 +141,16 @@ def _lead(
         if leaders:
             index, distance = nearest(proximity, block, take(blocks, np.array(leaders)))
             near = np.flatnonzero(distance <= radius)
-            representative_of[start + near], distances[start + near] = (
-                np.array(leaders)[index[near]],
-                distance[near],
-            )
+            leader_of[start + near], distances[start + near] = np.array(leaders)[index[near]], distance[near]
             free[near] = False
         pairwise = tile(proximity, block)
         for place in range(len(ids)):
             if not free[place]:
                 continue
             follow = place + 1 + np.flatnonzero((pairwise[place] <= radius)[place + 1 :] & free[place + 1 :])
-            representative_of[start + follow], distances[start + follow] = ids[place], pairwise[place, follow]
+            leader_of[start + follow], distances[start + follow] = ids[place], pairwise[place, follow]
             free[follow] = False
             leaders.append(int(ids[place]))
         if len(leaders) > most:
             return None
-    return representative_of, distances
+    return leader_of, distances
