@@ -111,21 +111,21 @@ def fill(walk: Sparse, power: int, seed: int = 0) -> float:
         (np.ones(len(columns)), (columns, np.arange(len(columns)))), shape=(n, len(columns))
     )
     for _ in range(power):
-        before = reached.nnz
+        old_count = reached.nnz
         reached = sp.csr_array(walk @ reached)
         reached.data[:] = 1.0
-        if reached.nnz == before or reached.nnz / len(columns) * n > FILL:
+        if reached.nnz == old_count or reached.nnz / len(columns) * n > FILL:
             break
     return float(reached.nnz / len(columns) * n)
 
 
 def _smooth_vectors(walk: Sparse, power: int, seed: int) -> Array:
     n = walk.shape[0]
-    most = min(MOST_EIGENVECTORS, n - 1)
-    rank = min(most, max(32, round(7 * next(_traces(walk, (power,), seed)))))
+    max_rank = min(MOST_EIGENVECTORS, n - 1)
+    rank = min(max_rank, max(32, round(7 * next(_traces(walk, (power,), seed)))))
     values, vectors = eigenpairs(walk, rank, seed)
-    while values[-1] ** power > NEGLIGIBLE and rank < most:
-        rank = min(most, 2 * rank)
+    while values[-1] ** power > NEGLIGIBLE and rank < max_rank:
+        rank = min(max_rank, 2 * rank)
         values, vectors = eigenpairs(walk, rank, seed)
     return np.ascontiguousarray(vectors * values**power)
 
@@ -172,11 +172,9 @@ def inner_products(vectors: Vectors, vertex: int) -> Array:
     if isinstance(vectors, np.ndarray):
         return np.asarray(vectors @ vectors[vertex])
     first, last = vectors.indptr[vertex], vectors.indptr[vertex + 1]
-    neighbours, values = vectors.indices[first:last], vectors.data[first:last]
-    if (
-        len(neighbours) > vectors.shape[0] // 20
-    ):  # rows copied one by one would cost more than the whole product
+    near, values = vectors.indices[first:last], vectors.data[first:last]
+    if len(near) > vectors.shape[0] // 20:  # rows copied one by one would cost more than the whole product
         column = np.zeros(vectors.shape[1])
-        column[neighbours] = values
+        column[near] = values
         return np.asarray(vectors @ column)
-    return np.asarray(vectors[neighbours].T @ values)  # P^l is symmetric: its rows are its columns
+    return np.asarray(vectors[near].T @ values)  # P^l is symmetric: its rows are its columns
