@@ -54,11 +54,13 @@ def changes(
 
 def _differing(path: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The settings at ``path`` or below that differ; a part with another name counts as one setting."""
-    value, before = _at(here, path), _at(there, path)
-    if value == before or (value is None and before is None):
+    value, old_value = _at(here, path), _at(there, path)
+    if value == old_value or (value is None and old_value is None):
         return
     inner = value if isinstance(value, Mapping) else None
-    if inner is None or inner.get("name") != (before.get("name") if isinstance(before, Mapping) else None):
+    if inner is None or inner.get("name") != (
+        old_value.get("name") if isinstance(old_value, Mapping) else None
+    ):
         yield path, value
         return
     for key in inner:

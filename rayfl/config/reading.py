@@ -30,11 +30,8 @@ PRESETS = Path(__file__).parents[1] / "presets"
 
 def presets() -> dict[str, Path]:
     """The presets by name: rayfl's own, then those of plug-ins, which cannot replace rayfl's."""
-    own_presets = {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
-    return {
-        **own_presets,
-        **{name: path for name, path in plugins.presets().items() if name not in own_presets},
-    }
+    bundled = {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
+    return {**bundled, **{name: path for name, path in plugins.presets().items() if name not in bundled}}
 
 
 def describe_preset(path: Path) -> str:

@@ -458,13 +458,12 @@ class Config(Section):
         if not self.algorithm.takes_aggregation:
             what, remedy = f"{rule!r} makes no sense with {self.algorithm.name}", "it must be 'mean'"
             raise ConfigError("aggregation.name", what, remedy)
-        one_client = np.ones(1, np.int64)
+        size = np.ones(1, np.int64)
         reasons = {
             "leave parameters out of the average": local.masks,
             "add to a vector of the server": type(local).server_size is not LocalObjective.server_size,
             "count in the average when they are absent": local.counts_absent,
-            "keep a part of the old model": weights_of(local, one_client, one_client * 0, self.training)[1]
-            is not None,
+            "keep a part of the old model": weights_of(local, size, size * 0, self.training)[1] is not None,
         }
         for what, applies in reasons.items():
             if applies:

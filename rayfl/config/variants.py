@@ -70,24 +70,20 @@ def on_the_same_data(configs: Sequence[Config]) -> list[Config]:
 
 def _for_another(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """The settings of a source that also apply to another algorithm."""
-    transferred, old_algorithm, new_algorithm = (
-        dict(settings),
-        algorithm_of(settings),
-        ALGORITHMS.get(algorithm),
-    )
-    if new_algorithm is None:
+    transferred, old_method, new_method = dict(settings), algorithm_of(settings), ALGORITHMS.get(algorithm)
+    if new_method is None:
         return transferred
     clustering, training = settings.get("clustering"), settings.get("training")
-    first, second = (_clustering(each) for each in (old_algorithm, new_algorithm))
+    first, second = (_clustering(each) for each in (old_method, new_method))
     if isinstance(clustering, Mapping) and first and second:
         same_signature = first["signature"]["name"] == second["signature"]["name"]
         shared = {key for key in _OF_SIGNATURES if same_signature and first.get(key) == second.get(key)}
         transferred["clustering"] = {
             key: clustering[key] for key in clustering if key not in _OF_SIGNATURES or key in shared
         }
-    if isinstance(training, Mapping) and not new_algorithm.takes_momentum:
+    if isinstance(training, Mapping) and not new_method.takes_momentum:
         transferred["training"] = {key: training[key] for key in training if key != "momentum"}
-    if not new_algorithm.takes_aggregation:
+    if not new_method.takes_aggregation:
         transferred.pop("aggregation", None)
     return transferred
 
