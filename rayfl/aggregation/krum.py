@@ -33,8 +33,8 @@ class Krum(Aggregation):
         needed = 2 * self.f + 3 if self.f else 1
         if clients < needed:
             what = f"{self.f} needs {needed} clients (2 f + 3), and {clients} contribute to a model"
-            most = max(0, (clients - 3) // 2)
-            raise ConfigError("aggregation.f", what, f"at most {most} fits, or let more clients take part")
+            max_f = max(0, (clients - 3) // 2)
+            raise ConfigError("aggregation.f", what, f"at most {max_f} fits, or let more clients take part")
 
     def reweigh(
         self, gram: NDArray[np.float64], weights: NDArray[np.float64]

@@ -186,8 +186,8 @@ class Algorithm(Section, Generic[S]):
 
     def grow(self, setup: Setup, state: S) -> S:
         """The state for ``setup.clients`` clients; the new ones have not been assigned a model yet."""
-        more = setup.clients - len(state.assignment)
-        return replace(state, assignment=np.concatenate([state.assignment, np.zeros(more, np.int64)]))
+        n_newcomers = setup.clients - len(state.assignment)
+        return replace(state, assignment=np.concatenate([state.assignment, np.zeros(n_newcomers, np.int64)]))
 
     def join(
         self, setup: Setup, state: S, newcomers: NDArray[np.int64], clients: Clients
@@ -206,13 +206,17 @@ class Algorithm(Section, Generic[S]):
         current users (at most ``_WITNESSES`` per model). Neither has been trained on.
         """
         users = np.setdiff1d(setup.present, newcomers)
-        own, labels = state.assignment[newcomers], state.assignment[users]
-        models = np.union1d(own, labels)
-        asked = [users[labels == model][:_WITNESSES] for model in models.tolist()]
-        theirs = clients.losses(np.concatenate(asked), "test")
-        ends = np.cumsum([len(who) for who in asked])[:-1]
-        members = [rows[:, m] for m, rows in zip(models.tolist(), np.split(theirs, ends), strict=True)]
-        return Fit.of("loss", clients.losses(newcomers, "train")[:, models], members, models, own)
+        newcomer_models, user_models = state.assignment[newcomers], state.assignment[users]
+        models = np.union1d(newcomer_models, user_models)
+        witnesses = [users[user_models == model][:_WITNESSES] for model in models.tolist()]
+        witness_losses = clients.losses(np.concatenate(witnesses), "test")
+        ends = np.cumsum([len(ids) for ids in witnesses])[:-1]
+        losses_by_model = [
+            rows[:, m] for m, rows in zip(models.tolist(), np.split(witness_losses, ends), strict=True)
+        ]
+        return Fit.of(
+            "loss", clients.losses(newcomers, "train")[:, models], losses_by_model, models, newcomer_models
+        )
 
     def drift(
         self, setup: Setup, state: S, drifted: NDArray[np.int64], clients: Clients
@@ -250,8 +254,8 @@ class Algorithm(Section, Generic[S]):
         override this. Clients that choose download every model. Clients that only report a loss
         (:func:`only_asked`) count, too.
         """
-        each = state.models if self.selects else 1
-        return (len(plan.cohort) + only_asked(setup, state, plan)) * each
+        models_each = state.models if self.selects else 1
+        return (len(plan.cohort) + only_asked(setup, state, plan)) * models_each
 
     def reports(self, setup: Setup, state: S) -> Mapping[str, ClientReport]:
         """What clients report after training besides their losses, by name.
@@ -324,8 +328,8 @@ def average(setup: Setup, plan: Plan, rows: NDArray[np.int64], models: int) -> M
     """
     columns, shape = np.arange(len(plan.cohort)), (models, len(plan.cohort))
     weights, keep = weights_of(setup.local, setup.sizes[plan.cohort], rows, setup.training)
-    kept = None if keep is None else scipy.sparse.csr_array((keep, (rows, columns)), shape=shape)
-    return Mixing(scipy.sparse.csr_array((weights, (rows, columns)), shape=shape), keep=kept)
+    keep_matrix = None if keep is None else scipy.sparse.csr_array((keep, (rows, columns)), shape=shape)
+    return Mixing(scipy.sparse.csr_array((weights, (rows, columns)), shape=shape), keep=keep_matrix)
 
 
 def only_asked(setup: Setup, state: ServerState, plan: Plan) -> int:
@@ -344,23 +348,23 @@ def every_kappa_rounds(setup: Setup, state: ServerState) -> GlobalStep | None:
     each cluster.
     """
     hierarchy, edges = setup.hierarchy, setup.edges
-    number = 1 if edges is None else int(edges.max()) + 1
-    cluster, edge = np.divmod(np.arange(state.models * number), number)
+    n_edges = 1 if edges is None else int(edges.max()) + 1
+    cluster, edge = np.divmod(np.arange(state.models * n_edges), n_edges)
     common = hierarchy.common(setup.spec)
     layers = [(common, np.zeros_like(cluster))] if common else []
-    own = complement(common, setup.spec.P)
-    if own and number > 1:
-        layers.append((own, cluster))
+    cluster_layers = complement(common, setup.spec.P)
+    if cluster_layers and n_edges > 1:
+        layers.append((cluster_layers, cluster))
     if not layers:
         return None
     servers = cluster if edges is None else edge
-    out = [o.servers for o in setup.outages if o.round <= state.round < o.round + o.rounds]
+    unreachable = [o.servers for o in setup.outages if o.round <= state.round < o.round + o.rounds]
     due = (state.round + 1) % hierarchy.kappa(servers) == 0
-    due &= ~np.isin(servers, np.array([server for some in out for server in some], np.int64))
+    due &= ~np.isin(servers, np.array([server for some in unreachable for server in some], np.int64))
     weights = None
     if hierarchy.weights == "population":
-        of = state.assignment * number + (0 if edges is None else edges)
-        weights = np.bincount(of, setup.sizes, minlength=len(cluster)).astype(np.float64)
+        server_of_client = state.assignment * n_edges + (0 if edges is None else edges)
+        weights = np.bincount(server_of_client, setup.sizes, minlength=len(cluster)).astype(np.float64)
     return GlobalStep(tuple(layers), due, weights)
 
 
@@ -381,8 +385,8 @@ def sample_cohort(
 
     def losses() -> NDArray[np.float64]:
         assert clients is not None
-        now = state if select is None else select(setup, state, setup.present, clients)
-        return clients.local_losses(setup.present, now.served[setup.present])
+        chosen = state if select is None else select(setup, state, setup.present, clients)
+        return clients.local_losses(setup.present, chosen.served[setup.present])
 
     def relatedness() -> Graph:
         assert clients is not None
@@ -421,9 +425,9 @@ def choose_by_loss(state: S, who: NDArray[np.int64], clients: Clients, split: Sp
     if state.models == 1:
         return state
     losses = losses_on(split, who, clients)
-    known = ~np.isnan(losses).all(axis=1)
+    has_losses = ~np.isnan(losses).all(axis=1)
     assignment = state.assignment.copy()
-    assignment[who[known]] = np.nanargmin(losses[known], axis=1)
+    assignment[who[has_losses]] = np.nanargmin(losses[has_losses], axis=1)
     return replace(state, assignment=assignment)
 
 
@@ -433,7 +437,7 @@ def losses_on(split: Split, who: NDArray[np.int64], clients: Clients) -> NDArray
     A client without validation samples uses its training samples instead.
     """
     losses = clients.losses(who, split)
-    without = np.isnan(losses).all(axis=1)
-    if split == "validation" and without.any():
-        losses[without] = clients.losses(who[without], "train")
+    missing = np.isnan(losses).all(axis=1)
+    if split == "validation" and missing.any():
+        losses[missing] = clients.losses(who[missing], "train")
     return losses

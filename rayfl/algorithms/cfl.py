@@ -158,8 +158,8 @@ class CFL(Algorithm[CFLState]):
         state = super().end(setup, state.observed(setup, plan, report), plan, report)
         ripe = np.zeros(state.models, np.int64)
         for cluster in np.unique(state.assignment[setup.present]).tolist():
-            _, seen = state.latest(setup, cluster, self.weighted)
-            if self.criteria.met(replace(seen, mean=np.nan_to_num(seen.mean))):
+            _, norms = state.latest(setup, cluster, self.weighted)
+            if self.criteria.met(replace(norms, mean=np.nan_to_num(norms.mean))):
                 ripe[cluster] = state.ripe[cluster] + 1
         return replace(state, ripe=ripe)
 
@@ -172,10 +172,10 @@ class CFL(Algorithm[CFLState]):
         assignment, norms, reference = state.assignment.copy(), state.norms.copy(), state.reference.tolist()
         tree, splits = state.tree, []
         for cluster in np.unique(assignment[setup.present]).tolist():
-            found = self.examine(setup, state, cluster, clients)
-            if found is None:
+            examined = self.examine(setup, state, cluster, clients)
+            if examined is None:
                 continue
-            best, seen = found
+            best, update_norms = examined
             halves = best.first, best.second
             tree, children = tree.split(
                 cluster, [clients.sketches(half, self.tree_sketch) for half in halves]
@@ -191,8 +191,8 @@ class CFL(Algorithm[CFLState]):
                     "halves": [half.tolist() for half in halves],
                     "cross": best.cross,
                     "gamma": best.gamma,
-                    "mean_norm": seen.mean,
-                    "max_norm": seen.max,
+                    "mean_norm": update_norms.mean,
+                    "max_norm": update_norms.max,
                 }
             )
         if not splits:
@@ -201,20 +201,20 @@ class CFL(Algorithm[CFLState]):
         new = replace(
             state, models=models, assignment=assignment, norms=norms, reference=reference, tree=tree
         )
-        above = tree.parent[state.models :]
-        parents = np.concatenate([np.arange(state.models), above])
-        return Regrouping(new, parents, facts={"splits": splits}, restored=np.unique(above))
+        split_nodes = tree.parent[state.models :]
+        parents = np.concatenate([np.arange(state.models), split_nodes])
+        return Regrouping(new, parents, facts={"splits": splits}, restored=np.unique(split_nodes))
 
     def examine(
         self, setup: Setup, state: CFLState, cluster: int, clients: Clients
     ) -> tuple[Bipartition, UpdateNorms] | None:
         """The halves of a cluster that is to be split, and the norms of its updates; None for no split."""
-        members, seen = state.latest(setup, cluster, self.weighted)
-        if np.isnan(seen.each).any() or state.ripe[cluster] < self.criteria.patience:
+        members, norms = state.latest(setup, cluster, self.weighted)
+        if np.isnan(norms.each).any() or state.ripe[cluster] < self.criteria.patience:
             return None
-        similarities, latest = self._compare(members, seen, clients)
-        best = decide(self.criteria, members, similarities, latest)
-        return None if best is None else (best, latest)
+        similarities, full_norms = self._compare(members, norms, clients)
+        best = decide(self.criteria, members, similarities, full_norms)
+        return None if best is None else (best, full_norms)
 
     def _compare(
         self, members: NDArray[np.int64], norms: UpdateNorms, clients: Clients
@@ -235,28 +235,28 @@ class CFL(Algorithm[CFLState]):
         """
         rows = []
         for cluster in np.unique(state.assignment[setup.present]).tolist():
-            members, seen = state.latest(setup, cluster, self.weighted)
-            more: dict[str, Any] = {}
-            known = not np.isnan(seen.each).any() and len(members) > 1
-            if self.gap and clients.groups is not None and known:
-                similarities, seen = self._compare(members, seen, clients)
+            members, norms = state.latest(setup, cluster, self.weighted)
+            bipartition_facts: dict[str, Any] = {}
+            comparable = not np.isnan(norms.each).any() and len(members) > 1
+            if self.gap and clients.groups is not None and comparable:
+                similarities, norms = self._compare(members, norms, clients)
                 halves = bipartition(similarities, members, self.criteria.linkage)
-                more = {
+                bipartition_facts = {
                     "gap": separation_gap(similarities, clients.groups[members]),
                     "gamma": halves.gamma,
                     "correct": is_correct(halves, clients.groups),
                 }
-            rows.append({"cluster": cluster, "clients": len(members), **seen.facts, **more})
+            rows.append({"cluster": cluster, "clients": len(members), **norms.facts, **bipartition_facts})
         return rows
 
     def join(self, setup: Setup, state: CFLState, newcomers: NDArray[np.int64], clients: Clients) -> CFLState:
         """Newcomers walk down the parameter tree (Algorithm 4)."""
-        at = state.tree.walk(
+        leaves = state.tree.walk(
             len(newcomers),
             lambda who, nodes: clients.updates_from(newcomers[who], nodes, self.tree_sketch),
         )
         assignment, norms = state.assignment.copy(), state.norms.copy()
-        assignment[newcomers], norms[newcomers] = at, np.nan
+        assignment[newcomers], norms[newcomers] = leaves, np.nan
         return replace(state, assignment=assignment, norms=norms)
 
     def fit(
@@ -264,10 +264,10 @@ class CFL(Algorithm[CFLState]):
     ) -> Fit | None:
         """Compare updates at the last step down the tree; before the first split, compare losses."""
         leaves = state.assignment[newcomers]
-        above = state.tree.parent[leaves]
-        if (above < 0).any():
+        parents = state.tree.parent[leaves]
+        if (parents < 0).any():
             return super().fit(setup, state, newcomers, clients)
-        return state.tree.fit(clients.updates_from(newcomers, above, self.tree_sketch), leaves)
+        return state.tree.fit(clients.updates_from(newcomers, parents, self.tree_sketch), leaves)
 
     def drift(self, setup: Setup, state: CFLState, drifted: NDArray[np.int64], clients: Clients) -> CFLState:
         """These clients look for their cluster again, as newcomers do."""
@@ -282,6 +282,6 @@ class CFL(Algorithm[CFLState]):
             return state.assignment
         present, models = setup.present, state.assignment.copy()
         losses = np.nan_to_num(losses_on("validation", present, clients), nan=np.inf)
-        for client, own in zip(present, losses, strict=True):
-            models[client] = state.tree.best_on_the_way(int(models[client]), own)
+        for client, client_losses in zip(present, losses, strict=True):
+            models[client] = state.tree.best_on_the_way(int(models[client]), client_losses)
         return models

@@ -124,8 +124,8 @@ class Hierarchy(Section):
 
     def kappa(self, servers: NDArray[np.int64]) -> NDArray[np.int64]:
         """kappa of the given edges (or clusters) ``(n,)``."""
-        each = np.array([self.global_every] if isinstance(self.global_every, int) else self.global_every)
-        return np.asarray(each[np.minimum(servers, len(each) - 1)], np.int64)
+        kappas = np.array([self.global_every] if isinstance(self.global_every, int) else self.global_every)
+        return np.asarray(kappas[np.minimum(servers, len(kappas) - 1)], np.int64)
 
     def common(self, spec: ModelSpec) -> Segments:
         """The common layers as ranges of the flat parameter vector.
@@ -158,14 +158,16 @@ def _read_edges(path: Path, names: Sequence[str]) -> NDArray[np.int64]:
         )
     if "client" not in rows[0]:
         return edges
-    found = {str(row["client"]).strip(): edge for row, edge in zip(rows, edges, strict=True)}
-    lost = [name for name in names if name not in found]
-    if lost or len(rows) != len(names):
-        what = (
-            f"has no row for client {lost[0]}" if lost else f"has {len(rows)} rows for {len(names)} clients"
+    edge_of = {str(row["client"]).strip(): edge for row, edge in zip(rows, edges, strict=True)}
+    missing = [name for name in names if name not in edge_of]
+    if missing or len(rows) != len(names):
+        problem = (
+            f"has no row for client {missing[0]}"
+            if missing
+            else f"has {len(rows)} rows for {len(names)} clients"
         )
-        raise ConfigError("hierarchy.edges", f"{path} {what}", "one row per client is needed")
-    return np.array([found[name] for name in names])
+        raise ConfigError("hierarchy.edges", f"{path} {problem}", "one row per client is needed")
+    return np.array([edge_of[name] for name in names])
 
 
 @dataclass(frozen=True)
@@ -248,8 +250,8 @@ def per_model(initial: bool | int | float) -> Any:
 
 
 def _grown(axis: str, initial: bool | int | float) -> Any:
-    nothing = np.full(0, initial)
-    return field(default_factory=lambda: nothing, metadata={"axis": axis, "initial": initial})
+    empty = np.full(0, initial)
+    return field(default_factory=lambda: empty, metadata={"axis": axis, "initial": initial})
 
 
 @dataclass(frozen=True)
@@ -278,14 +280,14 @@ class ServerState:
 
     def __post_init__(self) -> None:
         """Extend arrays to new clients and models, with their initial values."""
-        for each in fields(self):
-            if "axis" not in each.metadata:
+        for attribute in fields(self):
+            if "axis" not in attribute.metadata:
                 continue
-            size = len(self.assignment) if each.metadata["axis"] == "clients" else self.models
-            value = getattr(self, each.name)
+            size = len(self.assignment) if attribute.metadata["axis"] == "clients" else self.models
+            value = getattr(self, attribute.name)
             if len(value) < size:
-                new = np.full((size - len(value), *value.shape[1:]), each.metadata["initial"])
-                object.__setattr__(self, each.name, np.concatenate([value, new]))
+                added = np.full((size - len(value), *value.shape[1:]), attribute.metadata["initial"])
+                object.__setattr__(self, attribute.name, np.concatenate([value, added]))
 
     @property
     def clusters(self) -> NDArray[np.int64]:
@@ -329,8 +331,8 @@ class Plan:
     @classmethod
     def nobody(cls) -> Plan:
         """The plan of an empty cohort."""
-        nothing = np.empty(0, np.int64)
-        return cls(cohort=nothing, start=nothing, group=nothing)
+        empty = np.empty(0, np.int64)
+        return cls(cohort=empty, start=empty, group=empty)
 
 
 @dataclass(frozen=True)

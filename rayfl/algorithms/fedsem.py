@@ -91,11 +91,11 @@ class FedSEM(Algorithm[FedSEMState]):
 
     def downloads(self, setup: Setup, state: FedSEMState, plan: Plan) -> int:
         """One model per client, all C for clients without a center; clients that only report a loss count."""
-        each = np.where(state.seen, 1, state.models)
-        found, asked = int(each[plan.cohort].sum()), only_asked(setup, state, plan)
+        models_each = np.where(state.seen, 1, state.models)
+        total, asked = int(models_each[plan.cohort].sum()), only_asked(setup, state, plan)
         if asked:  # a sampling may ask only some of the others, and it is not known which: count their mean
-            found += round(asked * float(each[np.setdiff1d(setup.present, plan.cohort)].mean()))
-        return found
+            total += round(asked * float(models_each[np.setdiff1d(setup.present, plan.cohort)].mean()))
+        return total
 
     def reports(self, setup: Setup, state: FedSEMState) -> Mapping[str, ClientReport]:
         """Distances among the trained models in round 0, and from then on to the centers."""
@@ -109,12 +109,14 @@ class FedSEM(Algorithm[FedSEMState]):
     def _centers(self, setup: Setup, state: FedSEMState, plan: Plan, reports: Reports) -> NDArray[np.int64]:
         """The center of each trained model ``(M,)``; 0 for clients that failed, whose distances are NaN."""
         distances, centers = reports["distances"], np.zeros(len(plan.cohort), np.int64)
-        there = np.flatnonzero(~np.isnan(distances).any(axis=1))
+        delivered = np.flatnonzero(~np.isnan(distances).any(axis=1))
         if state.clustered:
-            centers[there] = distances[there].argmin(axis=1)
-        elif len(there):
-            sizes = setup.sizes[plan.cohort[there]]
-            centers[there] = first_centers(distances[np.ix_(there, there)], self.clusters, setup.seed, sizes)
+            centers[delivered] = distances[delivered].argmin(axis=1)
+        elif len(delivered):
+            sizes = setup.sizes[plan.cohort[delivered]]
+            centers[delivered] = first_centers(
+                distances[np.ix_(delivered, delivered)], self.clusters, setup.seed, sizes
+            )
         return centers
 
     def end(self, setup: Setup, state: FedSEMState, plan: Plan, report: RoundReport) -> FedSEMState:
@@ -146,12 +148,12 @@ class Distances(ClientReport):
         rows = trained.rows[:, :n]
         centers = [model[:n].to(rows.device) for model in trained.models]
         # A few clients at a time, so that intermediate results fit in the cache.
-        few = max(1, len(rows) if rows.is_cuda else _CACHED // max(1, n))
-        found = [
-            torch.stack([(own - center).double().square_().sum(1) for center in centers], dim=1)
-            for own in (rows[k : k + few] for k in range(0, len(rows), few))
+        chunk_size = max(1, len(rows) if rows.is_cuda else _CACHED // max(1, n))
+        blocks = [
+            torch.stack([(chunk - center).double().square_().sum(1) for center in centers], dim=1)
+            for chunk in (rows[k : k + chunk_size] for k in range(0, len(rows), chunk_size))
         ]
-        return np.asarray(torch.cat(found).cpu().numpy(), np.float64)
+        return np.asarray(torch.cat(blocks).cpu().numpy(), np.float64)
 
 
 @dataclass(frozen=True)

@@ -96,8 +96,8 @@ class FedSoft(Algorithm[FedSoftState]):
 
     def begin(self, setup: Setup) -> FedSoftState:
         """Equal shares: nothing is known of the clients yet."""
-        nothing, shares = np.zeros(setup.clients, np.int64), np.ones((setup.clients, self.clusters))
-        return FedSoftState(0, self.clusters, nothing, clustered=True, shares=shares)
+        assignment, shares = np.zeros(setup.clients, np.int64), np.ones((setup.clients, self.clusters))
+        return FedSoftState(0, self.clusters, assignment, clustered=True, shares=shares)
 
     def join(
         self, setup: Setup, state: FedSoftState, newcomers: NDArray[np.int64], clients: Clients
@@ -122,10 +122,10 @@ class FedSoft(Algorithm[FedSoftState]):
     def _asked(self, state: FedSoftState, who: NDArray[np.int64], clients: Clients) -> FedSoftState:
         """The state after clients ``who`` ``(n,)`` have counted which center fits their samples (step 1)."""
         counts = clients.samples_by_model(who, "train")  # (n, S)
-        found = np.maximum(counts / counts.sum(axis=1, keepdims=True), self.smoother)
+        smoothed = np.maximum(counts / counts.sum(axis=1, keepdims=True), self.smoother)
         shares, assignment, told = state.shares.copy(), state.assignment.copy(), state.told.copy()
-        shares[who] = found / found.sum(axis=1, keepdims=True)
-        assignment[who], told[who] = found.argmax(axis=1), state.round
+        shares[who] = smoothed / smoothed.sum(axis=1, keepdims=True)
+        assignment[who], told[who] = smoothed.argmax(axis=1), state.round
         return replace(state, shares=shares, assignment=assignment, told=told)
 
     def cohort(

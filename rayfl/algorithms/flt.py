@@ -124,20 +124,20 @@ class FLT(OneShotClustered[FLTState]):
         """Case II: one model per cluster; Case I: one model per set of relatives."""
         if self.train_on == "clusters" or clusters.graph is None:
             return super().regroup(setup, state, clusters)
-        there, disjoint = clusters.labels >= 0, clusters.labels.astype(np.int64)
-        kinds, first = kinds_of_clients(clusters.graph, there)
+        clustered, disjoint = clusters.labels >= 0, clusters.labels.astype(np.int64)
+        kinds, first = kinds_of_clients(clusters.graph, clustered)
         # Kinds get new numbers with every graph; the disjoint clusters keep theirs.
-        disjoint[there] = match_ids(disjoint[there], state.disjoint[there], next_id=state.free)
+        disjoint[clustered] = match_ids(disjoint[clustered], state.disjoint[clustered], next_id=state.free)
         new = replace(
             self.settled(setup, state, clusters),
             models=len(first),
             assignment=completed(kinds, np.zeros_like(kinds), setup.sizes > 0),
             relatives=clusters.graph[first],
-            disjoint=np.where(there, disjoint, state.disjoint),
+            disjoint=np.where(clustered, disjoint, state.disjoint),
             free=max(state.free, int(disjoint.max()) + 1),
         )
         # A kind of client continues from the model that most of its clients used.
-        parents = most_used(kinds[there], state.assignment[there], len(first))
+        parents = most_used(kinds[clustered], state.assignment[clustered], len(first))
         return Regrouping(new, parents, clusters, {"disjoint": disjoint.tolist()})
 
     def grow(self, setup: Setup, state: FLTState) -> FLTState:
@@ -145,8 +145,10 @@ class FLT(OneShotClustered[FLTState]):
         state = super().grow(setup, state)
         if state.relatives is None:
             return state
-        parts = state.relatives.data, state.relatives.indices, state.relatives.indptr
-        return replace(state, relatives=scipy.sparse.csr_array(parts, shape=(state.models, setup.clients)))
+        csr_parts = state.relatives.data, state.relatives.indices, state.relatives.indptr
+        return replace(
+            state, relatives=scipy.sparse.csr_array(csr_parts, shape=(state.models, setup.clients))
+        )
 
     def mix(self, setup: Setup, state: FLTState, plan: Plan, reports: Reports) -> Mixing:
         """Case I: row k of A holds n_i for the sampled relatives i of clients of kind k."""
@@ -162,20 +164,22 @@ class FLT(OneShotClustered[FLTState]):
     ) -> FLTState | Regrouping[FLTState]:
         """Case I: newcomers get the relatives and the disjoint cluster of their kind of client; newcomers
         of a new kind become each other's relatives."""
-        found = super().join(setup, state, newcomers, clients)
-        if isinstance(found, FLTState) or found.clusters is not None or state.relatives is None:
-            return found
-        new, (old, strangers) = found.state, self.candidates(state, newcomers)
-        kinds, like = new.assignment[strangers], np.arange(setup.clients)
-        founds = ~np.isin(kinds, state.assignment[old])
-        for newcomer, kind in zip(strangers[~founds].tolist(), kinds[~founds].tolist(), strict=True):
+        joined = super().join(setup, state, newcomers, clients)
+        if isinstance(joined, FLTState) or joined.clusters is not None or state.relatives is None:
+            return joined
+        next_state, (old, strangers) = joined.state, self.candidates(state, newcomers)
+        kinds, like = next_state.assignment[strangers], np.arange(setup.clients)
+        founders = ~np.isin(kinds, state.assignment[old])
+        for newcomer, kind in zip(strangers[~founders].tolist(), kinds[~founders].tolist(), strict=True):
             like[newcomer] = old[state.assignment[old] == kind][0]
-        disjoint = new.disjoint[like]
-        founded, numbers = np.unique(kinds[founds], return_inverse=True)
-        disjoint[strangers[founds]] = new.free + numbers
-        graph = with_newcomers(state.relatives, like, strangers[founds], kinds[founds])
-        new = replace(new, relatives=graph, disjoint=disjoint, free=new.free + len(founded))
-        return replace(found, state=new, facts={**found.facts, "disjoint": disjoint.tolist()})
+        disjoint = next_state.disjoint[like]
+        new_kinds, numbers = np.unique(kinds[founders], return_inverse=True)
+        disjoint[strangers[founders]] = next_state.free + numbers
+        graph = with_newcomers(state.relatives, like, strangers[founders], kinds[founders])
+        next_state = replace(
+            next_state, relatives=graph, disjoint=disjoint, free=next_state.free + len(new_kinds)
+        )
+        return replace(joined, state=next_state, facts={**joined.facts, "disjoint": disjoint.tolist()})
 
     def find(
         self,
@@ -191,9 +195,11 @@ class FLT(OneShotClustered[FLTState]):
         """
         if not _codes(setup):
             return super().find(setup, state, old, newcomers, clients)
-        known, new = self.signatures(setup, state, old, newcomers, clients)
-        labels = state.assignment[known.clients]
-        return of_all(newcomers, new.clients, nearest_cluster(known.signatures, labels, new.signatures))
+        clustered, arrived = self.signatures(setup, state, old, newcomers, clients)
+        labels = state.assignment[clustered.clients]
+        return of_all(
+            newcomers, arrived.clients, nearest_cluster(clustered.signatures, labels, arrived.signatures)
+        )
 
     def fit(
         self, setup: Setup, state: FLTState, newcomers: NDArray[np.int64], clients: Clients
@@ -202,12 +208,12 @@ class FLT(OneShotClustered[FLTState]):
         if not _codes(setup):
             return super().fit(setup, state, newcomers, clients)
         old = np.setdiff1d(np.flatnonzero(state.known >= 0), newcomers)
-        known, new = self.signatures(setup, state, old, newcomers, clients)
-        if not len(known.clients):
+        clustered, arrived = self.signatures(setup, state, old, newcomers, clients)
+        if not len(clustered.clients):
             return None
-        labels = [state.assignment[each.clients] for each in (known, new)]
-        fit = fit_by_means(known.signatures, labels[0], new.signatures, labels[1])
-        return fit.of_some(np.isin(newcomers, new.clients))
+        labels = [state.assignment[signed.clients] for signed in (clustered, arrived)]
+        fit = fit_by_means(clustered.signatures, labels[0], arrived.signatures, labels[1])
+        return fit.of_some(np.isin(newcomers, arrived.clients))
 
 
 def _codes(setup: Setup) -> bool:

@@ -48,30 +48,30 @@ class OneShotClustered(AssignsNewcomers[OS]):
         """Before round 0, every tau rounds, and when flags exceed lambda."""
         if not state.clustered:
             return self.regroup(setup, state, clients.cluster(setup.clustering))
-        tau, most = setup.clustering.every, setup.clustering.max_flags
+        tau, max_flags = setup.clustering.every, setup.clustering.max_flags
         due = tau > 0 and state.round > 0 and state.round % tau == 0
-        if not due and (most is None or state.flags[setup.present].sum() <= most):
+        if not due and (max_flags is None or state.flags[setup.present].sum() <= max_flags):
             return None
         # Absent clients are clustered by the signatures that the servers have.
         clustering, known = setup.clustering.again(), state.sent(setup)
         if features_change(setup, state):
             known[:] = -1  # codes of different encoders cannot be compared
         ids = np.flatnonzero((known >= 0) | (setup.sizes > 0))
-        found = clients.cluster(
+        clusters = clients.cluster(
             clustering.for_clients(len(ids)), ids, known[ids], state.have_feature_map[ids]
         )
-        return self.regroup(setup, state, found)
+        return self.regroup(setup, state, clusters)
 
     @override
     def regroup(self, setup: Setup, state: OS, clusters: Clusters) -> Regrouping[OS]:
         """One model per cluster; its parent is the model that most members used (ties: lowest number)."""
         labels = clusters.labels.astype(np.int64)
-        there = labels >= 0
+        labelled = labels >= 0
         if state.clustered:
-            labels[there] = match_ids(labels[there], state.assignment[there], next_id=state.models)
-            labels[there] = reuse(labels[there], labels[there], state.models)
+            labels[labelled] = match_ids(labels[labelled], state.assignment[labelled], next_id=state.models)
+            labels[labelled] = reuse(labels[labelled], labels[labelled], state.models)
         k = max(state.models if state.clustered else 0, int(labels.max()) + 1)
-        parents = most_used(labels[there], state.assignment[there], k)
+        parents = most_used(labels[labelled], state.assignment[labelled], k)
         parents = np.where(parents < 0, np.arange(k), parents)  # a cluster without members keeps its model
         assignment = completed(labels, state.assignment, setup.sizes > 0)
         settled = self.settled(setup, state, clusters)
@@ -82,16 +82,16 @@ class OneShotClustered(AssignsNewcomers[OS]):
 
         Only flags of absent clients whose data have changed remain.
         """
-        there, present = clusters.labels >= 0, setup.sizes > 0
+        labelled, present = clusters.labels >= 0, setup.sizes > 0
         known = np.full_like(state.known, -1) if features_change(setup, state) else state.known.copy()
-        known[there & present & (state.stale | (known < 0))] = state.round
-        known[~there] = -1
-        left = state.stale & ~present
+        known[labelled & present & (state.stale | (known < 0))] = state.round
+        known[~labelled] = -1
+        absent_stale = state.stale & ~present
         return replace(
             state,
             known=known,
-            stale=left,
-            flags=left,
+            stale=absent_stale,
+            flags=absent_stale,
             threshold=clusters.threshold,
             again=state.clustered,
             clustered=True,
@@ -105,12 +105,12 @@ class OneShotClustered(AssignsNewcomers[OS]):
 
     def end(self, setup: Setup, state: OS, plan: Plan, report: RoundReport) -> OS:
         """Flag the clients whose training loss or update has risen since they last took part."""
-        watch = setup.clustering
-        losses, lost = risen(state.losses, plan.cohort, report.losses, watch.flag_loss)
+        clustering = setup.clustering
+        losses, higher_loss = risen(state.losses, plan.cohort, report.losses, clustering.flag_loss)
         lengths = report.reports.get("norms", np.full(len(plan.cohort), np.nan))
-        norms, longer = risen(state.norms, plan.cohort, lengths, watch.flag_update)
+        norms, longer_update = risen(state.norms, plan.cohort, lengths, clustering.flag_update)
         state = super().end(setup, replace(state, losses=losses, norms=norms), plan, report)
-        return state.flagged(np.union1d(lost, longer))
+        return state.flagged(np.union1d(higher_loss, longer_update))
 
     def reports(self, setup: Setup, state: OS) -> Mapping[str, ClientReport]:
         """The norms of the updates, if flags use them."""

@@ -35,8 +35,8 @@ class KnownSignatures:
     @classmethod
     def of(cls, clients: NDArray[np.int64], found: Mapping[int, NDArray[np.float32]]) -> Self:
         """Select those of the given clients ``(n,)`` that have a signature in ``found``."""
-        having = [client for client in clients.tolist() if client in found]
-        return cls(np.array(having, np.int64), [found[client] for client in having])
+        signed = [client for client in clients.tolist() if client in found]
+        return cls(np.array(signed, np.int64), [found[client] for client in signed])
 
 
 class AssignsNewcomers(Algorithm[OS]):
@@ -65,23 +65,27 @@ class AssignsNewcomers(Algorithm[OS]):
         present = setup.sizes > 0
         if not len(old):
             clustering = setup.clustering.again().for_clients(int(present.sum()))
-            here = setup.present
-            found_anew = clients.cluster(clustering, here, has_feature_map=state.have_feature_map[here])
-            return self.regroup(setup, state, found_anew)
-        found = self.find(setup, state, old, strangers, clients)
-        here = old[present[old]]
-        votes = np.bincount(state.assignment[here if len(here) else old], minlength=state.models)
+            present_ids = setup.present
+            clusters = clients.cluster(
+                clustering, present_ids, has_feature_map=state.have_feature_map[present_ids]
+            )
+            return self.regroup(setup, state, clusters)
+        labels = self.find(setup, state, old, strangers, clients)
+        present_ids = old[present[old]]
+        votes = np.bincount(
+            state.assignment[present_ids if len(present_ids) else old], minlength=state.models
+        )
         largest = int(votes.argmax())
-        placed = found >= 0
-        found = np.where(placed, found, largest)
+        placed = labels >= 0
+        labels = np.where(placed, labels, largest)
         others = np.setdiff1d(np.flatnonzero((state.known >= 0) | present), strangers)
-        found = reuse(found, np.concatenate([found, state.assignment[others]]), state.models)
-        k = max(state.models, int(found.max()) + 1)
+        labels = reuse(labels, np.concatenate([labels, state.assignment[others]]), state.models)
+        k = max(state.models, int(labels.max()) + 1)
         # A cluster of newcomers alone starts from the largest cluster's model.
         parents = np.arange(k)
-        parents[np.setdiff1d(found, state.assignment[others])] = largest
+        parents[np.setdiff1d(labels, state.assignment[others])] = largest
         assignment, known = state.assignment.copy(), state.known.copy()
-        assignment[strangers], known[strangers] = found, np.where(placed, state.round, -1)
+        assignment[strangers], known[strangers] = labels, np.where(placed, state.round, -1)
         known[state.stale & (known >= 0) & present] = state.round
         new = replace(state, models=k, assignment=assignment, known=known, stale=state.stale & ~present)
         return Regrouping(new.flagged(strangers), parents, facts=facts)
@@ -125,10 +129,13 @@ class AssignsNewcomers(Algorithm[OS]):
         clustering, few = latest(setup, state).for_clients(len(everyone)), len(everyone) <= BLOCK
         unknown = clustering.needs_groups and clients.groups is None  # unknown after a run
         if (clustering.pairwise and few) or unknown:
-            known, theirs = self.signatures(setup, state, old, newcomers, clients)
-            labels, signatures = state.assignment[known.clients], [*known.signatures, *theirs.signatures]
-            found = assign(clustering, signatures, labels, state.threshold, state.models)
-            return of_all(newcomers, theirs.clients, found)
+            clustered, arrived = self.signatures(setup, state, old, newcomers, clients)
+            labels, signatures = (
+                state.assignment[clustered.clients],
+                [*clustered.signatures, *arrived.signatures],
+            )
+            assigned = assign(clustering, signatures, labels, state.threshold, state.models)
+            return of_all(newcomers, arrived.clients, assigned)
         sent = state.sent(setup, newcomers)
         if clustering.signature.needs_exchange and few and clustering.needs_signatures:
             ids, distances = clients.distances(
@@ -136,24 +143,26 @@ class AssignsNewcomers(Algorithm[OS]):
             )
             new = np.intersect1d(newcomers, ids)
             labels = np.where(np.isin(ids, old), state.assignment[ids], -1)
-            found = assign_by_distances(clustering, distances, labels, state.threshold, state.models)
-            return of_all(newcomers, new, found)
+            assigned = assign_by_distances(clustering, distances, labels, state.threshold, state.models)
+            return of_all(newcomers, new, assigned)
         if clustering.needs_signatures and not clustering.embedding.joint:
             clustering = clustering.at(state.threshold)
-        anew = clients.cluster(clustering, everyone, sent[everyone], state.have_feature_map[everyone]).labels
-        return adopt(anew[old], state.assignment[old], anew[newcomers], state.models)
+        new_labels = clients.cluster(
+            clustering, everyone, sent[everyone], state.have_feature_map[everyone]
+        ).labels
+        return adopt(new_labels[old], state.assignment[old], new_labels[newcomers], state.models)
 
     def fit(self, setup: Setup, state: OS, newcomers: NDArray[np.int64], clients: Clients) -> Fit | None:
         """Compare by the mean distance of a newcomer's signature to those of a cluster."""
         clustering, everyone = latest(setup, state), np.flatnonzero(state.known >= 0)
-        new = np.isin(everyone, newcomers)
-        if not clustering.needs_signatures or self.shuffles or len(everyone) > BLOCK or new.all():
+        is_new = np.isin(everyone, newcomers)
+        if not clustering.needs_signatures or self.shuffles or len(everyone) > BLOCK or is_new.all():
             return None
         clustering = clustering.for_clients(len(everyone))
         _, distances = clients.distances(
             clustering, everyone, state.known[everyone], state.have_feature_map[everyone]
         )
-        fit = fit_by_distances(clustering.measure, distances, state.assignment[everyone], new)
+        fit = fit_by_distances(clustering.measure, distances, state.assignment[everyone], is_new)
         return fit.of_some(state.known[newcomers] >= 0)
 
     def signatures(
@@ -167,8 +176,8 @@ class AssignsNewcomers(Algorithm[OS]):
         """The signatures of the old clients ``(m,)`` and of the newcomers ``(n,)``."""
         everyone, sent = np.concatenate([old, newcomers]), state.sent(setup, newcomers)
         served = state.have_feature_map[everyone]
-        found = clients.signatures(latest(setup, state), everyone, sent[everyone], served)
-        return KnownSignatures.of(old, found), KnownSignatures.of(newcomers, found)
+        signatures = clients.signatures(latest(setup, state), everyone, sent[everyone], served)
+        return KnownSignatures.of(old, signatures), KnownSignatures.of(newcomers, signatures)
 
 
 def of_all(

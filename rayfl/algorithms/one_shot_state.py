@@ -85,6 +85,6 @@ def risen(
     """
     if rise is None:
         return before, np.empty(0, np.int64)
-    latest = before.copy()
-    latest[cohort] = np.where(np.isnan(now), before[cohort], now)
-    return latest, cohort[now > (1 + rise) * before[cohort]]
+    updated = before.copy()
+    updated[cohort] = np.where(np.isnan(now), before[cohort], now)
+    return updated, cohort[now > (1 + rise) * before[cohort]]

@@ -59,5 +59,7 @@ class PerFedAvg(Algorithm):
         """One epoch of SGD with alpha, before every test."""
         if not self.alpha:
             return None
-        t = setup.training
-        return LocalWork(epochs=1, batch_size=t.batch_size, lr=self.alpha, weight_decay=t.weight_decay)
+        training = setup.training
+        return LocalWork(
+            epochs=1, batch_size=training.batch_size, lr=self.alpha, weight_decay=training.weight_decay
+        )

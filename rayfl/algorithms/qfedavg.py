@@ -67,13 +67,13 @@ class QFedAvg(Algorithm):
         lipschitz = 1 / setup.training.work(state.round, setup.rounds).lr
         lengths = lipschitz * np.nan_to_num(reports["lengths"])
         p = setup.sizes[plan.cohort].astype(np.float64)
-        moved = p * losses**self.q * lipschitz
-        kept = p * self.q * losses ** (self.q - 1) * lengths**2
+        weights = p * losses**self.q * lipschitz
+        keep = p * self.q * losses ** (self.q - 1) * lengths**2
         columns, shape = np.arange(len(p)), (state.models, len(p))
         entries = plan.group, columns
         return Mixing(
-            scipy.sparse.csr_array((moved, entries), shape=shape),
-            keep=scipy.sparse.csr_array((kept, entries), shape=shape),
+            scipy.sparse.csr_array((weights, entries), shape=shape),
+            keep=scipy.sparse.csr_array((keep, entries), shape=shape),
         )
 
 

@@ -34,5 +34,5 @@ def first_centers(
         points = vectors * np.sqrt(values.clip(min=0))
         kmeans = KMeans(min(centers, different), n_init=10, random_state=key(seed, "fedsem centers") % 2**32)
         labels = kmeans.fit_predict(points, sample_weight=sizes)
-    _, first, found = np.unique(labels, return_index=True, return_inverse=True)
-    return np.asarray(first.argsort().argsort()[found], np.int64)
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    return np.asarray(first.argsort().argsort()[inverse], np.int64)

@@ -114,28 +114,28 @@ class Clusters:
 
         The curve is complete up to ``CURVE`` clusters; of its steps to more, at most ``CURVE`` are kept.
         """
-        found: dict[str, Any] = {"threshold": self.threshold, "suggested": self.suggested, "curve": None}
+        facts: dict[str, Any] = {"threshold": self.threshold, "suggested": self.suggested, "curve": None}
         if self.curve is not None:
             thresholds, counts = self.curve.thresholds, self.curve.counts
-            many = int((counts > CURVE).sum())
-            kept = np.r_[: many : max(1, -(-many // CURVE)), many : len(counts)]
-            found["curve"] = {"threshold": thresholds[kept].tolist(), "n_clusters": counts[kept].tolist()}
+            n_beyond = int((counts > CURVE).sum())
+            steps = np.r_[: n_beyond : max(1, -(-n_beyond // CURVE)), n_beyond : len(counts)]
+            facts["curve"] = {"threshold": thresholds[steps].tolist(), "n_clusters": counts[steps].tolist()}
         if self.graph is not None:
             clients = int((self.labels >= 0).sum())
             relatives = (self.graph.nnz - clients) / clients
-            found["graph"] = {"gamma": self.gamma, "relatives": relatives}
+            facts["graph"] = {"gamma": self.gamma, "relatives": relatives}
         if self.representatives is not None:
-            found["two_stage"] = {
+            facts["two_stage"] = {
                 "representatives": self.representatives,
                 "radius": self.radius,
                 "agreement": self.agreement,
             }
         if self.places is not None:
-            known = [[None if v != v else v for v in axis] for axis in self.places.T.tolist()]
-            found["map"] = {**dict(zip("xy", known, strict=True)), "by": self.placed_by}
+            axes = [[None if v != v else v for v in axis] for axis in self.places.T.tolist()]
+            facts["map"] = {**dict(zip("xy", axes, strict=True)), "by": self.placed_by}
         if self.excerpt is not None:
-            found["excerpt"] = self.excerpt.facts()
-        return found
+            facts["excerpt"] = self.excerpt.facts()
+        return facts
 
     def without_distances(self, method: MapMethod = "mds", seed: int = 0) -> Clusters:
         """A copy without distances and tree; a map of the clients and an excerpt replace them.
@@ -183,8 +183,8 @@ class Clusters:
             places[ids] = self.places
         if graph is not None:
             entries = graph.tocoo()
-            where = ids[entries.coords[0]], ids[entries.coords[1]]
-            graph = scipy.sparse.csr_array((entries.data, where), shape=(clients, clients))
+            positions = ids[entries.coords[0]], ids[entries.coords[1]]
+            graph = scipy.sparse.csr_array((entries.data, positions), shape=(clients, clients))
         if excerpt is not None:
             excerpt = replace(excerpt, clients=ids[excerpt.clients])
         return replace(self, labels=labels, graph=graph, places=places, excerpt=excerpt)
@@ -231,8 +231,8 @@ def cluster_signatures(
     measure, precise = clustering.measure, clients <= BLOCK
     if measure == RELEVANCE:
         if relations is None or len(relations) != clients:
-            given = 0 if relations is None else len(relations)
-            raise DataError(f"relevance needs the relations of all {clients} clients, not of {given}")
+            count = 0 if relations is None else len(relations)
+            raise DataError(f"relevance needs the relations of all {clients} clients, not of {count}")
         distances = relevance_distances(relations, precise)
         return from_distances(clustering, distances, groups, start)
     if len(signatures) != clients:
@@ -255,9 +255,9 @@ def refuse_number(clustering: Clustering, clients: int) -> None:
     Raises:
         ConfigError
     """
-    wanted = clustering.n_clusters
-    if wanted is not None and wanted > clients:
-        what = f"{wanted} clusters of {clients} client{'s' * (clients != 1)}"
+    n_clusters = clustering.n_clusters
+    if n_clusters is not None and n_clusters > clients:
+        what = f"{n_clusters} clusters of {clients} client{'s' * (clients != 1)}"
         raise ConfigError("clustering.n_clusters", what, f"use at most {clients}")
 
 
@@ -334,8 +334,8 @@ def from_distances(
         return _from_graph(clustering, distances, groups, start)
     linkage = build_linkage(distances, clustering.linkage)
     clusters = _cut(clustering, linkage, groups)
-    kept = distances.astype(np.float64, copy=False) if distances.dtype == np.float64 else None
-    return replace(clusters, distances=kept, seconds=time.perf_counter() - start)
+    kept_distances = distances.astype(np.float64, copy=False) if distances.dtype == np.float64 else None
+    return replace(clusters, distances=kept_distances, seconds=time.perf_counter() - start)
 
 
 def _from_graph(
@@ -343,15 +343,15 @@ def _from_graph(
 ) -> Clusters:
     """Relate near clients, and find disjoint clusters of related ones (FLT)."""
     clients = clients_of(distances)
-    wanted, gamma = clustering.n_clusters, clustering.gamma
+    n_clusters, gamma = clustering.n_clusters, clustering.gamma
     if gamma == "auto":
-        gamma = auto_gamma(distances, clients, wanted)
+        gamma = auto_gamma(distances, clients, n_clusters)
     graph = threshold_graph(distances, clients, gamma)
-    labels = graph_clusters(graph, wanted)
+    labels = graph_clusters(graph, n_clusters)
     return Clusters(
         labels=labels,
         n_clusters=int(labels.max()) + 1,
-        suggested=wanted is None,
+        suggested=n_clusters is None,
         distances=distances.astype(np.float64, copy=False) if distances.dtype == np.float64 else None,
         ari=None if groups is None else adjusted_rand_index(labels, groups),
         seconds=time.perf_counter() - start,
@@ -377,8 +377,8 @@ def from_representatives(
     """
     start = time.perf_counter() if start is None else start
     measure, method = clustering.measure, clustering.linkage
-    found = two_stage.link(measure, method, blocks, sampled, answers, clustering.threshold)
-    clusters = _cut(clustering, found.linkage, groups)
+    represented = two_stage.link(measure, method, blocks, sampled, answers, clustering.threshold)
+    clusters = _cut(clustering, represented.linkage, groups)
     clients = len(clusters.labels)
     draw = generator(seed, "agreement").choice(clients, min(SUBSET, clients), replace=False)
     subset = np.sort(draw)
@@ -390,8 +390,8 @@ def from_representatives(
         expected = cut_into(exact, len(np.unique(labels)))
     return replace(
         clusters,
-        representatives=found.representatives,
-        radius=found.radius,
+        representatives=represented.representatives,
+        radius=represented.radius,
         agreement=adjusted_rand_index(labels, expected),
         seconds=time.perf_counter() - start,
     )
@@ -399,17 +399,17 @@ def from_representatives(
 
 def _cut(clustering: Clustering, linkage: Array, groups: NDArray[np.integer] | None) -> Clusters:
     """Cut the tree at the threshold, into the given number, or as the tree proposes."""
-    wanted, threshold = clustering.n_clusters, clustering.threshold
+    n_clusters, threshold = clustering.n_clusters, clustering.threshold
     if threshold is not None:
         labels = cut_at_threshold(linkage, threshold)
     else:
-        count = wanted if wanted is not None else suggest(linkage)
+        count = n_clusters if n_clusters is not None else suggest(linkage)
         threshold = threshold_for(linkage, count) if len(linkage) else None
         labels = cut_into(linkage, count)
     return Clusters(
         labels=labels,
         n_clusters=int(labels.max()) + 1,
-        suggested=clustering.threshold is None and wanted is None,
+        suggested=clustering.threshold is None and n_clusters is None,
         threshold=threshold,
         linkage=linkage,
         curve=clusters_over_threshold(linkage),

@@ -88,8 +88,8 @@ def tile(left: Rows, right: Rows, left_norms: Array | None = None, right_norms: 
 
 def _inverse(lengths: Array) -> NDArray[np.float32]:
     """``1 / length`` as a column; 0 where the length is, in single precision, 0."""
-    long = lengths > np.finfo(np.float32).tiny
-    return np.divide(1.0, lengths, out=np.zeros(len(lengths)), where=long).astype(np.float32)[:, None]
+    nonzero = lengths > np.finfo(np.float32).tiny
+    return np.divide(1.0, lengths, out=np.zeros(len(lengths)), where=nonzero).astype(np.float32)[:, None]
 
 
 def condensed_cosines(blocks: Sequence[Rows]) -> tuple[Array, Array]:
@@ -130,11 +130,11 @@ def mean_norm(similarities: Rows, lengths: Rows, weights: Rows) -> float:
         lengths: norms ``(N,)``.
         weights: ``(N,)``, not negative, not all 0; divided by their sum.
     """
-    parts = lengths.astype(np.float64) * weights / np.sum(weights, dtype=np.float64)
-    square, start = float(parts @ parts), 0
-    for i in range(len(parts) - 1):
-        row = similarities[start : start + len(parts) - 1 - i].astype(np.float64)
-        square += 2.0 * float(parts[i] * (row @ parts[i + 1 :]))
+    scaled_norms = lengths.astype(np.float64) * weights / np.sum(weights, dtype=np.float64)
+    square, start = float(scaled_norms @ scaled_norms), 0
+    for i in range(len(scaled_norms) - 1):
+        row = similarities[start : start + len(scaled_norms) - 1 - i].astype(np.float64)
+        square += 2.0 * float(scaled_norms[i] * (row @ scaled_norms[i + 1 :]))
         start += len(row)
     return float(np.sqrt(max(square, 0.0)))
 

@@ -52,18 +52,18 @@ def threshold_graph(distances: Distances, clients: int, gamma: float) -> Graph:
         clients: N.
         gamma: the threshold.
     """
-    found, counts, start = [], np.zeros(clients, np.int64), 0
+    neighbours, counts, start = [], np.zeros(clients, np.int64), 0
     for i in range(clients):
         row = distances[start : start + clients - 1 - i]
         others = np.flatnonzero(row <= gamma).astype(np.int32) + np.int32(i + 1)
-        found.append(others)
+        neighbours.append(others)
         counts[i] = len(others)
         start += len(row)
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    columns = np.concatenate(found) if found else np.empty(0, np.int32)
+    columns = np.concatenate(neighbours) if neighbours else np.empty(0, np.int32)
     ones = np.ones(len(columns), np.float32)
-    above = scipy.sparse.csr_array((ones, columns, offsets), shape=(clients, clients))
-    graph = above + above.T + scipy.sparse.eye_array(clients, dtype=np.float32)
+    upper = scipy.sparse.csr_array((ones, columns, offsets), shape=(clients, clients))
+    graph = upper + upper.T + scipy.sparse.eye_array(clients, dtype=np.float32)
     graph = scipy.sparse.csr_array(graph)
     graph.sort_indices()
     return graph
@@ -156,12 +156,12 @@ def _distinct_rows(
     """The first client with each distinct row ``(D,)``, the distinct row of each client ``(N,)``, and the
     number of clients with each distinct row ``(D,)``."""
     indices, offsets = graph.indices, graph.indptr
-    seen: dict[bytes, int] = {}
+    place_of_row: dict[bytes, int] = {}
     first: list[int] = []
     inverse = np.empty(graph.shape[0], np.int64)
     for client in range(graph.shape[0]):
         row = indices[offsets[client] : offsets[client + 1]].tobytes()
-        place = seen.setdefault(row, len(first))
+        place = place_of_row.setdefault(row, len(first))
         if place == len(first):
             first.append(client)
         inverse[client] = place
@@ -204,12 +204,12 @@ def kinds_of_clients(graph: Graph, there: NDArray[np.bool_]) -> tuple[NDArray[np
         the first client of each kind ``(K,)``.
     """
     graph.sort_indices()
-    known: dict[bytes, int] = {}
+    kind_of_row: dict[bytes, int] = {}
     first: list[int] = []
     kinds = np.full(graph.shape[0], -1, np.int64)
     for client in np.flatnonzero(there).tolist():
         row = graph.indices[graph.indptr[client] : graph.indptr[client + 1]]
-        kind = known.setdefault(np.ascontiguousarray(row).tobytes(), len(known))
+        kind = kind_of_row.setdefault(np.ascontiguousarray(row).tobytes(), len(kind_of_row))
         if kind == len(first):
             first.append(client)
         kinds[client] = kind

@@ -145,8 +145,8 @@ def _nearest_neighbour_chain(
     for merge in range(count - 1):
         chain = chain or [int(active[0])]
         while True:
-            here = int(np.searchsorted(active, chain[-1]))
-            others = np.delete(active, here)
+            tip_place = int(np.searchsorted(active, chain[-1]))
+            others = np.delete(active, tip_place)
             row = distances[index(chain[-1], others)]
             place = int(row.argmin())  # ties: the first, so that the chain cannot go in a circle
             following = int(others[place])
@@ -254,10 +254,10 @@ def suggest(linkage: Array, clear_gap: float = CLEAR_GAP) -> int:
     counts = np.arange(2, clients // 2 + 1)
     if len(counts) == 0:
         return 1
-    made, following = heights[clients - counts - 1], heights[clients - counts]
+    last_heights, next_heights = heights[clients - counts - 1], heights[clients - counts]
     floor = 1e-4 * float(heights[-1])  # merges of equal clients have height 0, up to the angles' accuracy
     if floor == 0:
         return 1
-    ratios = np.maximum(following, floor) / np.maximum(made, floor)
+    ratios = np.maximum(next_heights, floor) / np.maximum(last_heights, floor)
     best = int(np.argmax(ratios))
     return int(counts[best]) if ratios[best] >= clear_gap else 1

@@ -60,27 +60,27 @@ class Fit:
             clusters: ids of the clusters ``(C,)``.
             own: the cluster of each newcomer ``(B,)``.
         """
-        largest = np.array([theirs.max() if len(theirs) else np.nan for theirs in members])
-        few = np.array([len(theirs) < FEW for theirs in members], np.bool_)
-        usual = np.where(few, np.fmax.reduce(largest), largest)
-        mine = own[:, None] == clusters
-        other = np.where(mine, np.inf, distances).min(axis=1, initial=np.inf)
-        found = mine.any(axis=1)
-        column = mine.argmax(axis=1)
+        largest = np.array([values.max() if len(values) else np.nan for values in members])
+        is_small = np.array([len(values) < FEW for values in members], np.bool_)
+        usual = np.where(is_small, np.fmax.reduce(largest), largest)
+        is_own = own[:, None] == clusters
+        next_distances = np.where(is_own, np.inf, distances).min(axis=1, initial=np.inf)
+        assigned = is_own.any(axis=1)
+        column = is_own.argmax(axis=1)
         return cls(
             measure,
-            np.where(found, distances[np.arange(len(own)), column], np.nan),
-            np.where(np.isfinite(other), other, np.nan),
-            np.where(found, usual[column], np.nan),
+            np.where(assigned, distances[np.arange(len(own)), column], np.nan),
+            np.where(np.isfinite(next_distances), next_distances, np.nan),
+            np.where(assigned, usual[column], np.nan),
         )
 
     def of_some(self, newcomers: NDArray[np.bool_]) -> Fit:
         """Extend the fit to all B' newcomers: NaN for those that are False in ``newcomers`` ``(B',)``."""
 
         def filled(values: Array) -> Array:
-            whole = np.full(len(newcomers), np.nan)
-            whole[newcomers] = values
-            return whole
+            extended = np.full(len(newcomers), np.nan)
+            extended[newcomers] = values
+            return extended
 
         return Fit(self.measure, filled(self.distance), filled(self.next_distance), filled(self.usual))
 
@@ -102,15 +102,15 @@ def fit_by_distances(measure: str, distances: Array, labels: Labels, newcomers: 
     """
     from scipy.spatial.distance import squareform
 
-    square, old = squareform(distances), labels[~newcomers]
-    clusters, size = np.unique(old, return_counts=True)
-    inside = (old[:, None] == clusters).astype(np.float64)
-    sums = square[:, ~newcomers] @ inside  # to all members of each cluster
-    members = [
-        sums[~newcomers][old == cluster, c] / (size[c] - 1) if size[c] > 1 else np.empty(0)
+    square, old_labels = squareform(distances), labels[~newcomers]
+    clusters, size = np.unique(old_labels, return_counts=True)
+    membership = (old_labels[:, None] == clusters).astype(np.float64)
+    sums = square[:, ~newcomers] @ membership  # to all members of each cluster
+    member_distances = [
+        sums[~newcomers][old_labels == cluster, c] / (size[c] - 1) if size[c] > 1 else np.empty(0)
         for c, cluster in enumerate(clusters)
     ]
-    return Fit.of(measure, sums[newcomers] / size, members, clusters, labels[newcomers])
+    return Fit.of(measure, sums[newcomers] / size, member_distances, clusters, labels[newcomers])
 
 
 def fit_by_means(
@@ -129,11 +129,12 @@ def fit_by_means(
 
     clusters, size = np.unique(old_labels, return_counts=True)
     means, centres = _means(old), _centres(_means(old), old_labels, clusters)
-    away = np.linalg.norm(means - centres[np.searchsorted(clusters, old_labels)], axis=1)
-    members = [
-        away[old_labels == c] if many > 1 else np.empty(0) for c, many in zip(clusters, size, strict=True)
+    distances = np.linalg.norm(means - centres[np.searchsorted(clusters, old_labels)], axis=1)
+    member_distances = [
+        distances[old_labels == c] if count > 1 else np.empty(0)
+        for c, count in zip(clusters, size, strict=True)
     ]
-    return Fit.of("distance of mean codes", cdist(_means(new), centres), members, clusters, labels)
+    return Fit.of("distance of mean codes", cdist(_means(new), centres), member_distances, clusters, labels)
 
 
 def _means(signatures: Sequence[NDArray[np.floating]]) -> Array:
@@ -155,10 +156,10 @@ def newcomer_rows(
     """The new rows of the proximity matrix: ``(B, M + B)`` from B newcomers to M old and B new clients."""
     from scipy.spatial.distance import squareform
 
-    among = np.zeros((len(new),) * 2)
+    among_new = np.zeros((len(new),) * 2)
     if len(new) > 1:
-        among = squareform(condensed_distances(proximity, new, vectors=vectors))
-    return np.hstack([cross_distances(proximity, new, old, vectors), among])
+        among_new = squareform(condensed_distances(proximity, new, vectors=vectors))
+    return np.hstack([cross_distances(proximity, new, old, vectors), among_new])
 
 
 def extend(distances: Array, new_rows: Array) -> Array:
@@ -212,21 +213,23 @@ def cluster_newcomers(
 
     old, clients = len(old_labels), num_obs_y(extended)
     labels = np.concatenate([old_labels.astype(np.int64), np.full(clients - old, -1, np.int64)])
-    among = extended[condensed_index(clients, *np.triu_indices(old, k=1))]
+    old_distances = extended[condensed_index(clients, *np.triu_indices(old, k=1))]
     for client in range(old, clients):
-        away = extended[condensed_index(clients, np.arange(old), np.full(old, client))]
-        parts = cut_at_threshold(build_linkage(extend(among, np.append(away, 0.0)[None]), linkage), threshold)
-        companions = np.flatnonzero(parts[:old] == parts[old])
+        to_old = extended[condensed_index(clients, np.arange(old), np.full(old, client))]
+        cut_labels = cut_at_threshold(
+            build_linkage(extend(old_distances, np.append(to_old, 0.0)[None]), linkage), threshold
+        )
+        companions = np.flatnonzero(cut_labels[:old] == cut_labels[old])
         if len(companions):
             candidates = np.unique(old_labels[companions])
-            means = [away[companions[old_labels[companions] == c]].mean() for c in candidates]
+            means = [to_old[companions[old_labels[companions] == c]].mean() for c in candidates]
             labels[client] = candidates[int(np.argmin(means))]
     founders = np.flatnonzero(labels < 0)
     if len(founders):
         fresh = next_id if next_id is not None else int(old_labels.max(initial=-1)) + 1
         first, second = np.triu_indices(len(founders), k=1)
-        apart = extended[condensed_index(clients, founders[first], founders[second])]
-        labels[founders] = fresh + cut_at_threshold(build_linkage(apart, linkage), threshold)
+        founder_distances = extended[condensed_index(clients, founders[first], founders[second])]
+        labels[founders] = fresh + cut_at_threshold(build_linkage(founder_distances, linkage), threshold)
     return labels
 
 

@@ -53,9 +53,9 @@ def most_used(labels: NDArray[np.int64], models: NDArray[np.int64], clusters: in
     """
     pairs, votes = np.unique(np.stack([labels, models]), axis=1, return_counts=True)
     order = np.lexsort((-pairs[1], votes, pairs[0]))  # the last of each cluster counts
-    found = np.full(clusters, -1, np.int64)
-    found[pairs[0, order]] = pairs[1, order]
-    return found
+    model_of_cluster = np.full(clusters, -1, np.int64)
+    model_of_cluster[pairs[0, order]] = pairs[1, order]
+    return model_of_cluster
 
 
 def reuse(labels: NDArray[np.int64], used: NDArray[np.int64], models: int) -> NDArray[np.int64]:
@@ -67,12 +67,12 @@ def reuse(labels: NDArray[np.int64], used: NDArray[np.int64], models: int) -> ND
         models: K.
     """
     free = np.setdiff1d(np.arange(models), used)
-    new = np.unique(labels[labels >= models])
-    numbers = np.concatenate([free, np.arange(models, models + len(new))])[: len(new)]
-    found = labels.copy()
-    for label, number in zip(new.tolist(), numbers.tolist(), strict=True):
-        found[labels == label] = number
-    return found
+    new_labels = np.unique(labels[labels >= models])
+    numbers = np.concatenate([free, np.arange(models, models + len(new_labels))])[: len(new_labels)]
+    renumbered = labels.copy()
+    for label, number in zip(new_labels.tolist(), numbers.tolist(), strict=True):
+        renumbered[labels == label] = number
+    return renumbered
 
 
 def completed(
@@ -86,7 +86,7 @@ def completed(
             the largest cluster's model.
         present: which clients are present ``(N,)``.
     """
-    there = labels >= 0
-    assignment = np.where(there, labels, others)
-    assignment[~there & present] = np.bincount(labels[there]).argmax()
+    clustered = labels >= 0
+    assignment = np.where(clustered, labels, others)
+    assignment[~clustered & present] = np.bincount(labels[clustered]).argmax()
     return assignment

@@ -60,8 +60,8 @@ def assign_by_distances(
     from scipy.spatial.distance import squareform
 
     order = np.argsort(labels < 0, kind="stable")  # newcomers last
-    among = squareform(squareform(distances)[np.ix_(order, order)], checks=False)
-    return _placed(clustering, among, labels[labels >= 0], threshold, next_id)
+    reordered = squareform(squareform(distances)[np.ix_(order, order)], checks=False)
+    return _placed(clustering, reordered, labels[labels >= 0], threshold, next_id)
 
 
 def _placed(
@@ -95,14 +95,14 @@ def adopt(
     Returns:
         ``(B,)``.
     """
-    found = np.empty(len(newcomer_labels), np.int64)
-    founded: dict[int, int] = {}
+    newcomer_clusters = np.empty(len(newcomer_labels), np.int64)
+    new_ids: dict[int, int] = {}
     for i, label in enumerate(newcomer_labels.tolist()):
-        beside = old_labels[old_new_labels == label]
+        companion_labels = old_labels[old_new_labels == label]
         if label < 0:
-            found[i] = -1
-        elif len(beside):
-            found[i] = np.bincount(beside).argmax()
+            newcomer_clusters[i] = -1
+        elif len(companion_labels):
+            newcomer_clusters[i] = np.bincount(companion_labels).argmax()
         else:
-            found[i] = founded.setdefault(label, next_id + len(founded))
-    return found
+            newcomer_clusters[i] = new_ids.setdefault(label, next_id + len(new_ids))
+    return newcomer_clusters

@@ -59,8 +59,8 @@ class Excerpt:
     @staticmethod
     def choose(order: NDArray[np.integer]) -> NDArray[np.int64]:
         """At most ``EXCERPT`` of the clients, evenly spaced in their order."""
-        kept = np.linspace(0, len(order) - 1, min(len(order), EXCERPT))
-        return np.asarray(order[kept.astype(np.intp)], np.int64)
+        positions = np.linspace(0, len(order) - 1, min(len(order), EXCERPT))
+        return np.asarray(order[positions.astype(np.intp)], np.int64)
 
     def facts(self) -> dict[str, Any]:
         """As plain numbers, with three significant digits of the largest."""
@@ -92,17 +92,17 @@ def classical(distances: ArrayLike) -> Array:
             values, vectors = eigsh(inner, 2, which="LA", v0=np.cos(np.arange(len(inner))))
         else:
             values, vectors = np.linalg.eigh(inner)
-    found = largest_axes(values, vectors)
-    found[:, : min(2, len(values))] *= np.sqrt(np.clip(np.sort(values)[::-1][:2], 0, None))
-    return found
+    places = largest_axes(values, vectors)
+    places[:, : min(2, len(values))] *= np.sqrt(np.clip(np.sort(values)[::-1][:2], 0, None))
+    return places
 
 
 def largest_axes(values: Array, vectors: Array) -> Array:
     """The eigenvectors ``(n, 2)`` of the largest two eigenvalues, their largest entries positive."""
-    found = np.zeros((len(vectors), 2))
-    for axis, at in enumerate(np.argsort(-values, kind="stable")[:2]):
-        found[:, axis] = vectors[:, at] * np.sign(vectors[np.abs(vectors[:, at]).argmax(), at])
-    return found
+    axes = np.zeros((len(vectors), 2))
+    for axis, column in enumerate(np.argsort(-values, kind="stable")[:2]):
+        axes[:, axis] = vectors[:, column] * np.sign(vectors[np.abs(vectors[:, column]).argmax(), column])
+    return axes
 
 
 def by_neighbours(distances: ArrayLike, seed: int = 0) -> Array:
@@ -124,22 +124,22 @@ def by_neighbours(distances: ArrayLike, seed: int = 0) -> Array:
     itself = order == np.arange(len(order))[:, None]
     others = order[~itself].reshape(len(order), -1)[:, : count - 1]
     places = np.column_stack([np.arange(len(order)), others])
-    begin = classical(distances)
-    begin *= 10 / (float(np.abs(begin).max(initial=0.0)) or 1.0)  # the extent of UMAP's own initial positions
+    start = classical(distances)
+    start *= 10 / (float(np.abs(start).max(initial=0.0)) or 1.0)  # the extent of UMAP's own initial positions
     # Noise makes positions differ and gives each axis an extent, by which UMAP divides.
-    begin += generator(seed, "map").normal(scale=0.01, size=begin.shape)
+    start += generator(seed, "map").normal(scale=0.01, size=start.shape)
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # UMAP warns of disconnected graphs, which clusters cause
         reducer = UMAP(
             n_neighbors=count,
             metric="precomputed",
-            init=begin.astype(np.float32),
+            init=start.astype(np.float32),
             random_state=key(seed, "map") % 2**32,
             n_jobs=1,
             precomputed_knn=(places, np.take_along_axis(distances, places, axis=1).astype(np.float32), None),
         )
-        found: Array = np.asarray(reducer.fit_transform(distances), np.float64)
-    return np.asarray(found - found.mean(axis=0))
+        positions: Array = np.asarray(reducer.fit_transform(distances), np.float64)
+    return np.asarray(positions - positions.mean(axis=0))
 
 
 def plane(distances: ArrayLike, method: MapMethod = "mds", seed: int = 0) -> Array:

@@ -164,16 +164,18 @@ def _by_count(
 
 def take(blocks: Sequence[Block], ids: NDArray[np.integer]) -> Block:
     """The clients at ``ids`` ``(n,)``, ascending, of consecutive blocks, as one block."""
-    found: dict[int, list[tuple[NDArray[np.intp], Distances]]] = {}
+    by_count: dict[int, list[tuple[NDArray[np.intp], Distances]]] = {}
     start = 0
     for block in blocks:
         for positions, vectors in block.parts:
-            _, mine, at = np.intersect1d(positions + start, ids, assume_unique=True, return_indices=True)
-            found.setdefault(len(vectors), []).append((at, vectors[:, mine]))
+            _, in_part, places = np.intersect1d(
+                positions + start, ids, assume_unique=True, return_indices=True
+            )
+            by_count.setdefault(len(vectors), []).append((places, vectors[:, in_part]))
         start += block.size
     parts = []
-    for pieces in found.values():
-        positions = np.concatenate([at for at, _ in pieces])
+    for pieces in by_count.values():
+        positions = np.concatenate([places for places, _ in pieces])
         if len(positions):
             width = max(vectors.shape[-1] for _, vectors in pieces)
             parts.append((positions, np.concatenate([_wide(v, width) for _, v in pieces], axis=1)))
@@ -196,12 +198,12 @@ def tile(proximity: str, left: Block, right: Block | None = None, precise: bool 
     Raises:
         DataError: if the signatures have different numbers of features.
     """
-    other = left if right is None else right
-    out = np.zeros((left.size, other.size), np.float64 if precise else np.float32)
+    right_block = left if right is None else right
+    out = np.zeros((left.size, right_block.size), np.float64 if precise else np.float32)
     with one_thread():
         for place, part in enumerate(left.parts):
-            for at, second in enumerate(other.parts):
-                if right is None and at < place:
+            for second_place, second in enumerate(right_block.parts):
+                if right is None and second_place < place:
                     continue
                 _compare_parts(proximity, part, second, right is None, precise, out, left.vectors)
     if right is None:
@@ -288,27 +290,27 @@ def _compare_parts(
     """Fill ``out`` with the distances between two parts of the clients, a matrix product at a time."""
     from scipy.spatial.distance import cdist
 
-    (at, u), (to, v) = part, second
+    (row_places, u), (column_places, v) = part, second
     if proximity in VECTOR_DISTANCES:
         width = max(u.shape[-1], v.shape[-1])
         rows, columns = _wide(u[0], width), _wide(v[0], width)
         values = cdist(rows, columns, proximity)  # type: ignore[call-overload]
-        out[np.ix_(at, to)] = np.maximum(values, 0.0)
+        out[np.ix_(row_places, column_places)] = np.maximum(values, 0.0)
         return
     if u.shape[-1] != v.shape[-1]:
         raise DataError(f"signatures of {u.shape[-1]} and of {v.shape[-1]} features cannot be compared")
     same = within and u is v
     if proximity in POINTS:
         values = _point_distances(proximity, u, v, same)
-        out[np.ix_(at, to)] = values
+        out[np.ix_(row_places, column_places)] = values
         if within and not same:  # clients of either part may come first
-            out[np.ix_(to, at)] = values.T
+            out[np.ix_(column_places, row_places)] = values.T
         return
     step, stride = max(1, PRODUCT[0] // len(u)), max(1, PRODUCT[1] // len(v))
-    cuts = [slice(j, j + stride) for j in range(0, len(to), stride)]
+    cuts = [slice(j, j + stride) for j in range(0, len(column_places), stride)]
     singles = [] if precise else [v[:, cut].astype(np.float32) for cut in cuts]
     doubles: dict[int, Array] = {}  # the ``cuts`` that need double precision, by number
-    for i in range(0, len(at), step):
+    for i in range(0, len(row_places), step):
         rows = slice(i, i + step)
         single, double = u[:, rows].astype(np.float32), None
         for number, columns in enumerate(cuts):
@@ -319,16 +321,16 @@ def _compare_parts(
                 values = _angles(proximity, products, vectors)
                 near = _near(proximity, products, values)
                 if same:
-                    near &= at[rows, None] < to[columns]  # not from a client to itself
+                    near &= row_places[rows, None] < column_places[columns]  # not from a client to itself
             if precise or near.any():
                 double = _refined(proximity, u[:, rows]) if double is None else double
                 if number not in doubles:
                     doubles[number] = _refined(proximity, v[:, columns])
-                again = _angles(proximity, _products(double, doubles[number]), vectors)
-                values = again if precise else np.where(near, again, values)
-            out[np.ix_(at[rows], to[columns])] = values
+                refined = _angles(proximity, _products(double, doubles[number]), vectors)
+                values = refined if precise else np.where(near, refined, values)
+            out[np.ix_(row_places[rows], column_places[columns])] = values
             if within and not same:  # clients of either part may come first
-                out[np.ix_(to[columns], at[rows])] = values.T
+                out[np.ix_(column_places[columns], row_places[rows])] = values.T
 
 
 def _point_distances(proximity: str, u: Distances, v: Distances, same: bool) -> Array:
@@ -341,10 +343,10 @@ def _point_distances(proximity: str, u: Distances, v: Distances, same: bool) -> 
     """
     middle = v.mean(axis=(0, 1), dtype=np.float64)
     left, right = u.astype(np.float64) - middle, v.astype(np.float64) - middle
-    one = np.ones((*left.shape[:-1], 1)), np.ones((*right.shape[:-1], 1))
-    left = np.concatenate([-2 * left, (left**2).sum(-1, keepdims=True), one[0]], axis=-1)
-    right = np.concatenate([right, one[1], (right**2).sum(-1, keepdims=True)], axis=-1)
-    found = np.zeros((u.shape[1], v.shape[1]))
+    ones = np.ones((*left.shape[:-1], 1)), np.ones((*right.shape[:-1], 1))
+    left = np.concatenate([-2 * left, (left**2).sum(-1, keepdims=True), ones[0]], axis=-1)
+    right = np.concatenate([right, ones[1], (right**2).sum(-1, keepdims=True)], axis=-1)
+    distances = np.zeros((u.shape[1], v.shape[1]))
     step, stride = max(1, PRODUCT[0] // len(u)), max(1, PRODUCT[1] // len(v))
     for i in range(0, u.shape[1], step):
         rows = slice(i, i + step)
@@ -352,8 +354,10 @@ def _point_distances(proximity: str, u: Distances, v: Distances, same: bool) -> 
             columns = slice(j, j + stride)
             if same and columns.stop <= i:
                 continue  # below the diagonal
-            found[rows, columns] = _POINT_DISTANCES[proximity](_products(left[:, rows], right[:, columns]))
-    return found
+            distances[rows, columns] = _POINT_DISTANCES[proximity](
+                _products(left[:, rows], right[:, columns])
+            )
+    return distances
 
 
 def _nearest_points(squares: Distances) -> Array:
@@ -379,25 +383,25 @@ def _matched_points(squares: Distances) -> Array:
 
     if squares.shape[-2] > squares.shape[-1]:
         squares = np.swapaxes(squares, -2, -1)
-    few, many = squares.shape[-2:]
-    if many > EXACT_MATCHING:
+    n_smaller, n_larger = squares.shape[-2:]
+    if n_larger > EXACT_MATCHING:
         sums = np.empty(squares.shape[:-2])
         for pair in np.ndindex(*sums.shape):
             costs = squares[pair]
             sums[pair] = costs[linear_sum_assignment(costs)].sum()
     else:
         least: dict[int, Array] = {0: np.zeros(squares.shape[:-2])}  # by taken points, as bits
-        for a in range(few):
+        for a in range(n_smaller):
             following: dict[int, Array] = {}
             for taken, total in least.items():
-                for b in range(many):
+                for b in range(n_larger):
                     if taken >> b & 1:
                         continue
-                    now, known = total + squares[..., a, b], following.get(taken | 1 << b)
-                    following[taken | 1 << b] = now if known is None else np.minimum(known, now, out=known)
+                    cost, best = total + squares[..., a, b], following.get(taken | 1 << b)
+                    following[taken | 1 << b] = cost if best is None else np.minimum(best, cost, out=best)
             least = following
         sums = functools.reduce(np.minimum, least.values())
-    return np.asarray(np.sqrt(np.maximum(sums, 0.0)) / few, np.float64)
+    return np.asarray(np.sqrt(np.maximum(sums, 0.0)) / n_smaller, np.float64)
 
 
 _POINT_DISTANCES: dict[str, Callable[[Distances], Array]] = {
@@ -526,9 +530,9 @@ def relevance_distances(
     starts = range(0, clients, block)
     for i in starts:
         for j in range(i, clients, block):
-            there = np.array([row[j : j + block] for row in relations[i : i + block]], np.float64)
-            back = np.array([row[i : i + block] for row in relations[j : j + block]], np.float64)
-            write_tile(distances, clients, i, j, 1.0 - (there + back.T) / 2)
+            forward = np.array([row[j : j + block] for row in relations[i : i + block]], np.float64)
+            backward = np.array([row[i : i + block] for row in relations[j : j + block]], np.float64)
+            write_tile(distances, clients, i, j, 1.0 - (forward + backward.T) / 2)
     return distances
 
 

@@ -32,8 +32,8 @@ def separation_gap(similarity: NDArray[np.floating], groups: NDArray[np.integer]
         g; NaN if there is no pair within a group or none across groups.
     """
     same = groups[:, None] == groups[None, :]
-    other = ~np.eye(len(groups), dtype=bool)
-    within, across = similarity[same & other], similarity[~same]
+    off_diagonal = ~np.eye(len(groups), dtype=bool)
+    within, across = similarity[same & off_diagonal], similarity[~same]
     if within.size == 0 or across.size == 0:
         return float("nan")
     return float(within.min() - across.max())

@@ -51,10 +51,10 @@ class ParameterTree:
 
     def path(self, node: int) -> list[int]:
         """The nodes from this one up to the root, both included."""
-        way = [node]
-        while self.parent[way[-1]] >= 0:
-            way.append(int(self.parent[way[-1]]))
-        return way
+        nodes = [node]
+        while self.parent[nodes[-1]] >= 0:
+            nodes.append(int(self.parent[nodes[-1]]))
+        return nodes
 
     def down(self, node: int, update: NDArray[np.float32]) -> int:
         """The child whose members include the most similar update (Algorithm 4); ``update`` is a sketch
@@ -74,16 +74,16 @@ class ParameterTree:
             walkers: n.
             ask: trains walkers ``(m,)`` from nodes ``(m,)``; returns sketches of their updates ``(m, q)``.
         """
-        at = np.zeros(walkers, np.int64)
-        while len(walking := np.flatnonzero(np.isin(at, self.parent))):
-            updates = ask(walking, at[walking])
-            at[walking] = [self.down(*step) for step in zip(at[walking].tolist(), updates, strict=True)]
-        return at
+        nodes = np.zeros(walkers, np.int64)
+        while len(walking := np.flatnonzero(np.isin(nodes, self.parent))):
+            updates = ask(walking, nodes[walking])
+            nodes[walking] = [self.down(*step) for step in zip(nodes[walking].tolist(), updates, strict=True)]
+        return nodes
 
     def best_on_the_way(self, leaf: int, losses: NDArray[np.float64]) -> int:
         """The node of least loss ``(K,)`` on the way from the root to a leaf; ties: nearest to the leaf."""
-        way = self.path(leaf)
-        return way[int(np.argmin(losses[way]))]
+        nodes = self.path(leaf)
+        return nodes[int(np.argmin(losses[nodes]))]
 
     def fit(self, updates: NDArray[np.float32], nodes: NDArray[np.int64]) -> Fit:
         """How well newcomers fit the children that they went to.
@@ -95,12 +95,12 @@ class ParameterTree:
             updates: sketches of the newcomers' updates from the parent nodes ``(B, q)``.
             nodes: the children that they went to ``(B,)``, never the root.
         """
-        above = self.parent[nodes]
-        children = np.flatnonzero(np.isin(self.parent, above))
+        parents = self.parent[nodes]
+        children = np.flatnonzero(np.isin(self.parent, parents))
         distances, members = np.full((len(nodes), len(children)), np.inf), []
         for column, child in enumerate(children.tolist()):
-            theirs, here = self.sent[self.edge == child], above == self.parent[child]
-            distances[here, column] = 1 - cosines.tile(updates[here], theirs).max(axis=1)
-            others = cosines.tile(theirs, theirs) - 2 * np.eye(len(theirs))
-            members.append(1 - others.max(axis=1) if len(theirs) > 1 else np.empty(0))
+            child_updates, comparable = self.sent[self.edge == child], parents == self.parent[child]
+            distances[comparable, column] = 1 - cosines.tile(updates[comparable], child_updates).max(axis=1)
+            similarities = cosines.tile(child_updates, child_updates) - 2 * np.eye(len(child_updates))
+            members.append(1 - similarities.max(axis=1) if len(child_updates) > 1 else np.empty(0))
         return Fit.of("1 - cosine of updates", distances, members, children, nodes)

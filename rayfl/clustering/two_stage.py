@@ -68,8 +68,8 @@ def sample(clients: int, most: int, seed: int) -> Ids:
 def nearest(proximity: str, block: Block, representatives: Block) -> tuple[Ids, Distances]:
     """For every client of a block the nearest representative (ties: the first), and its distance ``(B,)``."""
     values = tile(proximity, block, representatives)
-    who = values.argmin(axis=1)
-    return who.astype(np.int64), values[np.arange(block.size), who]
+    index = values.argmin(axis=1)
+    return index.astype(np.int64), values[np.arange(block.size), index]
 
 
 def link(
@@ -89,29 +89,29 @@ def link(
         answers: :func:`nearest` for every block.
         threshold: beta if one is given; the radius is at most that.
     """
-    who = sampled[np.concatenate([index for index, _ in answers])]
-    away = np.concatenate([distance for _, distance in answers])
-    who[sampled], away[sampled] = sampled, 0.0
+    representative_of = sampled[np.concatenate([index for index, _ in answers])]
+    distances = np.concatenate([distance for _, distance in answers])
+    representative_of[sampled], distances[sampled] = sampled, 0.0
     radius = _usual_distance(proximity, take(blocks, sampled))
     radius = radius if threshold is None else min(radius, threshold)
     while True:
-        strangers = np.flatnonzero(away > radius)
-        led = _lead(proximity, blocks, strangers, radius, len(sampled))
-        if led is not None:
+        strangers = np.flatnonzero(distances > radius)
+        assigned = _lead(proximity, blocks, strangers, radius, len(sampled))
+        if assigned is not None:
             break
-        radius = max(radius * WIDEN, 1e-3 * float(away.max()))
-    who[strangers], away[strangers] = led
+        radius = max(radius * WIDEN, 1e-3 * float(distances.max()))
+    representative_of[strangers], distances[strangers] = assigned
 
-    everyone = np.arange(len(who))
-    representatives, sizes = np.unique(who, return_counts=True)
+    everyone = np.arange(len(representative_of))
+    representatives, sizes = np.unique(representative_of, return_counts=True)
     cuts = range(0, len(representatives), BLOCK)
     packed = [take(blocks, representatives[start : start + BLOCK]) for start in cuts]
     tree = build_linkage(condensed_blocks(proximity, packed), method, sizes)
-    followers = everyone[who != everyone]
+    followers = everyone[representative_of != everyone]
     pairs = np.concatenate(
-        [np.stack([followers, who[followers]], axis=1), representatives[merge_members(tree)]]
+        [np.stack([followers, representative_of[followers]], axis=1), representatives[merge_members(tree)]]
     )
-    heights = np.concatenate([away[followers].astype(np.float64), tree[:, 2]])
+    heights = np.concatenate([distances[followers].astype(np.float64), tree[:, 2]])
     return Represented(linkage_of(pairs, heights, np.ones_like(everyone)), len(representatives), radius)
 
 
@@ -132,25 +132,25 @@ def _lead(
 
     None if more than ``most`` strangers would become representatives.
     """
-    who, away = strangers.copy(), np.zeros(len(strangers), np.float32)
+    leader_of, distances = strangers.copy(), np.zeros(len(strangers), np.float32)
     leaders: list[int] = []
     for start in range(0, len(strangers), BLOCK):
         ids = strangers[start : start + BLOCK]
-        here = take(blocks, ids)
+        block = take(blocks, ids)
         free = np.ones(len(ids), np.bool_)
         if leaders:
-            index, distance = nearest(proximity, here, take(blocks, np.array(leaders)))
+            index, distance = nearest(proximity, block, take(blocks, np.array(leaders)))
             near = np.flatnonzero(distance <= radius)
-            who[start + near], away[start + near] = np.array(leaders)[index[near]], distance[near]
+            leader_of[start + near], distances[start + near] = np.array(leaders)[index[near]], distance[near]
             free[near] = False
-        among = tile(proximity, here)
+        pairwise = tile(proximity, block)
         for place in range(len(ids)):
             if not free[place]:
                 continue
-            follow = place + 1 + np.flatnonzero((among[place] <= radius)[place + 1 :] & free[place + 1 :])
-            who[start + follow], away[start + follow] = ids[place], among[place, follow]
+            follow = place + 1 + np.flatnonzero((pairwise[place] <= radius)[place + 1 :] & free[place + 1 :])
+            leader_of[start + follow], distances[start + follow] = ids[place], pairwise[place, follow]
             free[follow] = False
             leaders.append(int(ids[place]))
         if len(leaders) > most:
             return None
-    return who, away
+    return leader_of, distances

@@ -34,31 +34,33 @@ def changes(
         may change, such as where to run and what to write, are left out.
     """
     paths = dict.fromkeys(text.partition("=")[0].strip() for text in named)
-    here = config.to_dict()
+    run_settings = config.to_dict()
     try:
-        there = load(source).to_dict() if paths else {}
+        source_settings = load(source).to_dict() if paths else {}
     except ConfigError:  # it may be incomplete without what was given on top of it
-        there = {}
-    found: dict[str, Any] = {}
-    idle = [section for section in USED_BY_SOME if section not in config.algorithm.takes]
+        source_settings = {}
+    differing: dict[str, Any] = {}
+    unused_sections = [section for section in USED_BY_SOME if section not in config.algorithm.takes]
     for path in paths:
-        if path.partition(".")[0] not in (*CHANGEABLE, *idle) and path not in _SAID:
-            found.update(_differing(path.removesuffix(".name"), here, there))
-    short = {path: path.rpartition(".")[2] for path in found}
+        if path.partition(".")[0] not in (*CHANGEABLE, *unused_sections) and path not in _SAID:
+            differing.update(_differing(path.removesuffix(".name"), run_settings, source_settings))
+    short = {path: path.rpartition(".")[2] for path in differing}
     names = list(short.values())
     return tuple(
-        f"{_safe(name if names.count(name) == 1 else path)}={_safe(_value(found[path]))}"
+        f"{_safe(name if names.count(name) == 1 else path)}={_safe(_value(differing[path]))}"
         for path, name in short.items()
     )
 
 
 def _differing(path: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The settings at ``path`` or below that differ; a part with another name counts as one setting."""
-    value, before = _at(here, path), _at(there, path)
-    if value == before or (value is None and before is None):
+    value, old_value = _at(here, path), _at(there, path)
+    if value == old_value or (value is None and old_value is None):
         return
     inner = value if isinstance(value, Mapping) else None
-    if inner is None or inner.get("name") != (before.get("name") if isinstance(before, Mapping) else None):
+    if inner is None or inner.get("name") != (
+        old_value.get("name") if isinstance(old_value, Mapping) else None
+    ):
         yield path, value
         return
     for key in inner:

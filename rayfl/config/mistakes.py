@@ -41,52 +41,52 @@ def explain(
         settings: the settings that were validated.
         root: the section that they were validated as.
     """
-    found = error.errors()
-    outer = {e["loc"][:depth] for e in found for depth in range(len(e["loc"]))}
+    details = error.errors()
+    outer = {e["loc"][:depth] for e in details for depth in range(len(e["loc"]))}
     # Pydantic reports a list with wrong items as too short, too: the items are the mistake.
-    meant = [e for e in found if e["type"] != "too_short" or e["loc"] not in outer]
-    errors = [(e, _locate(e["loc"], settings, root)) for e in meant]
+    relevant = [e for e in details if e["type"] != "too_short" or e["loc"] not in outer]
+    errors = [(e, _locate(e["loc"], settings, root)) for e in relevant]
     # If a name or a section is allowed, mistakes within a section that was given are more helpful.
-    around = {p.path[:k] for _, p in errors for k in range(len(p.path))}
-    errors = [(e, p) for e, p in errors if e["type"] != "literal_error" or p.path not in around]
+    parents = {p.path[:k] for _, p in errors for k in range(len(p.path))}
+    errors = [(e, p) for e, p in errors if e["type"] != "literal_error" or p.path not in parents]
     # What the user wrote comes first, then what is missing, then what a part computed from other mistakes.
     first, place = min(errors, key=lambda e: (not _given(settings, e[1]), e[0]["type"] != "missing"))
     depth = len(place.path)
     # The branches of a union, and what lies within, are one mistake.
     rest = {p.path for _, p in errors if p.path[:depth] != place.path[: len(p.path)]}
-    more = f" (and {len(rest)} more mistake{'s' * (len(rest) > 1)})" if rest else ""
+    others = f" (and {len(rest)} more mistake{'s' * (len(rest) > 1)})" if rest else ""
     dotted, owner, last = ".".join(place.path), ".".join(place.path[:-1]), place.path[-1] if depth else ""
-    kind, given = first["type"], first.get("input")
+    kind, value = first["type"], first.get("input")
     if kind in ("extra_forbidden", "invalid_key"):
         part = part_name(place.owner) if place.owner and owner and issubclass(place.owner, Section) else None
         within = f" in {owner}" + (f" ({part})" if part else "") if owner else ""
-        return ConfigError(dotted, f"no such setting{within}{more}", _right_key(last, place))
+        return ConfigError(dotted, f"no such setting{within}{others}", _right_key(last, place))
     if kind == "no_such_part":
         name = str(first["ctx"]["part"])
         kind = last if not last.isdigit() else place.path[-2].rstrip("s")
-        return ConfigError(dotted, f"no {kind} named {name!r}{more}", nearest(name, place.choices))
+        return ConfigError(dotted, f"no {kind} named {name!r}{others}", nearest(name, place.choices))
     if kind in ("value_error", "assertion_error"):
-        return ConfigError(dotted or "config", _sentence(first["msg"]) + more)
-    what = "missing" if kind == "missing" else shown(given)
+        return ConfigError(dotted or "config", _sentence(first["msg"]) + others)
+    what = "missing" if kind == "missing" else shown(value)
     expected = (
         place.expected.replace("number", "finite number") if kind == "finite_number" else place.expected
     )
-    return ConfigError(dotted or "config", what + more, f"expected {expected}" if expected else "")
+    return ConfigError(dotted or "config", what + others, f"expected {expected}" if expected else "")
 
 
 def _right_key(key: str, place: _Place) -> str:
     """The remedy for an unknown key: the part that has it, or the nearest key of its own section."""
-    having = [name for name, part in place.siblings.items() if name and key in part.model_fields]
-    if having:
-        return f"{', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
+    owners = [name for name, part in place.siblings.items() if name and key in part.model_fields]
+    if owners:
+        return f"{', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it"
     if place.owner is Config:  # the last part of a dotted name alone
-        inside = [
+        candidates = [
             f"{name}.{key}"
             for name, field in Config.model_fields.items()
             if isinstance(field.annotation, type) and key in getattr(field.annotation, "model_fields", ())
         ]
-        if inside:
-            return "did you mean " + " or ".join(map(repr, inside)) + "?"
+        if candidates:
+            return "did you mean " + " or ".join(map(repr, candidates)) + "?"
     return nearest(key, place.owner.model_fields if place.owner else ())
 
 
@@ -114,7 +114,7 @@ def _locate(loc: Sequence[int | str], settings: Any, root: type[BaseModel]) -> _
     Pydantic's own path names the branch of a plain union (``execution.actors.int``), which is not part of
     what users write.
     """
-    where: list[str] = []
+    path: list[str] = []
     owner: type[BaseModel] | None = root
     siblings: Mapping[str, type[BaseModel]] = {}
     choices: Mapping[str, type[BaseModel]] = {}
@@ -124,28 +124,28 @@ def _locate(loc: Sequence[int | str], settings: Any, root: type[BaseModel]) -> _
     branched = False
     for step in loc:
         if isinstance(step, int) and item_of(annotation) is not None:
-            where.append(str(step))
+            path.append(str(step))
             annotation, metadata = item_of(annotation), ()
             settings = settings[step] if isinstance(settings, (list, tuple)) else None
         elif mixed(annotation) and not branched:
             branched = True  # Pydantic's name of the branch
             continue
         elif get_origin(annotation) is dict:
-            where.append(one_line(str(step)))
+            path.append(one_line(str(step)))
             annotation, metadata = get_args(annotation)[1], ()
             settings = settings.get(step) if isinstance(settings, Mapping) else None
         elif inner is not None:
             owner, siblings = inner, choices
-            where.append(one_line(str(step)))
+            path.append(one_line(str(step)))
             field = owner.model_fields.get(str(step))
             annotation, metadata = (field.annotation, field.metadata) if field else (None, ())
             settings = settings.get(step) if isinstance(settings, Mapping) else None
-        found = sections(annotation, metadata)
-        inner, choices = found.get(None), {} if None in found else found
+        parts = sections(annotation, metadata)
+        inner, choices = parts.get(None), {} if None in parts else parts
         if choices:
             inner = choices.get(_name(settings))
         branched = False
-    return _Place(tuple(where), owner, siblings, choices, describe(annotation, metadata))
+    return _Place(tuple(path), owner, siblings, choices, describe(annotation, metadata))
 
 
 def _name(settings: Any) -> str:

@@ -23,18 +23,18 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: if an object does not fit its setting, or other processes could not create it.
     """
-    found: dict[str, Any] = {}
+    plain_settings: dict[str, Any] = {}
     for key, value in settings.items():
         field = Config.model_fields.get(key)
         choices = sections(field.annotation, field.metadata) if field else {}
         if isinstance(value, Section):
             bring_classes(value)
-            found[key] = value.model_dump(mode="json")
+            plain_settings[key] = value.model_dump(mode="json")
         elif isinstance(choices, Registry) and not isinstance(value, (str, int, float, type(None))):
-            found[key] = _settings_of(value, choices, key)
+            plain_settings[key] = _settings_of(value, choices, key)
         else:
-            found[key] = value
-    return found
+            plain_settings[key] = value
+    return plain_settings
 
 
 def _settings_of(thing: object, registry: Registry[Any], where: str) -> dict[str, Any]:
@@ -42,16 +42,16 @@ def _settings_of(thing: object, registry: Registry[Any], where: str) -> dict[str
         _bring_class(thing)
         return {"name": part_name(thing) or thing.__name__}
     try:
-        found = registry.settings_of(thing)
+        settings = registry.settings_of(thing)
     except DataError as error:
         raise ConfigError(where, str(error).removeprefix(where).lstrip(": ")) from None
-    if found is None and isinstance(thing, Mapping):
+    if settings is None and isinstance(thing, Mapping):
         return dict(thing)
-    if found is None:
+    if settings is None:
         raise ConfigError(where, shown(thing), f"expected a {registry.kind}: its name, settings or object")
-    if "target" in found:
-        kinds.bring([found["target"].rpartition(":")[0]])
-    return found
+    if "target" in settings:
+        kinds.bring([settings["target"].rpartition(":")[0]])
+    return settings
 
 
 def bring_classes(section: Section) -> None:
@@ -59,20 +59,20 @@ def bring_classes(section: Section) -> None:
     _bring_class(type(section))
     for key in type(section).model_fields:
         value = getattr(section, key)
-        for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, Section):
-                bring_classes(each)
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Section):
+                bring_classes(part)
 
 
 def modules_of(section: Section) -> set[str]:
     """The modules of the class of a part, and of the classes of parts within it."""
-    found = {type(section).__module__}
+    modules = {type(section).__module__}
     for key in type(section).model_fields:
         value = getattr(section, key)
-        for each in value if isinstance(value, tuple) else (value,):
-            if isinstance(each, Section):
-                found |= modules_of(each)
-    return found
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Section):
+                modules |= modules_of(part)
+    return modules
 
 
 def _bring_class(part: type[Section]) -> None:

@@ -30,8 +30,8 @@ PRESETS = Path(__file__).parents[1] / "presets"
 
 def presets() -> dict[str, Path]:
     """The presets by name: rayfl's own, then those of plug-ins, which cannot replace rayfl's."""
-    own = {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
-    return {**own, **{name: path for name, path in plugins.presets().items() if name not in own}}
+    bundled = {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
+    return {**bundled, **{name: path for name, path in plugins.presets().items() if name not in bundled}}
 
 
 def describe_preset(path: Path) -> str:
@@ -86,10 +86,10 @@ def load(
     Raises:
         ConfigError: one line: where, what, and what would be right.
     """
-    settings, given, overrides = read(source), plain(parts), names_first(overrides)
-    wanted = with_overrides({**settings, **given}, overrides)
+    settings, part_settings, overrides = read(source), plain(parts), names_first(overrides)
+    wanted = with_overrides({**settings, **part_settings}, overrides)
     plugins.refuse_old([*_plugins_in(wanted), *_targets(wanted)])  # old versions may have other settings
-    config = _completed(settings, given, overrides, wanted)
+    config = _completed(settings, part_settings, overrides, wanted)
     plugins.refuse_old(modules_of(config))
     return config
 
@@ -148,9 +148,9 @@ def bring_plugins(settings: Mapping[str, Any]) -> None:
 
 
 def _plugins_in(settings: Mapping[str, Any]) -> list[str]:
-    named = settings.get("plugins")
-    given = named if isinstance(named, (list, tuple)) else ()
-    return [each for each in given if isinstance(each, str) and each]
+    listed = settings.get("plugins")
+    names = listed if isinstance(listed, (list, tuple)) else ()
+    return [name for name in names if isinstance(name, str) and name]
 
 
 def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
@@ -158,10 +158,10 @@ def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
     if isinstance(source, Config):
         bring_classes(source)
         return source.to_dict()
-    given: object = source
-    if not isinstance(given, (str, os.PathLike, Mapping)):
+    untyped: object = source
+    if not isinstance(untyped, (str, os.PathLike, Mapping)):
         what, others = (
-            f"{one_line(repr(given))[:60]} is not a config",
+            f"{one_line(repr(untyped))[:60]} is not a config",
             "a YAML file, a mapping or a rayfl.Config",
         )
         raise ConfigError("config", what, f"expected a preset's name, {others}")
@@ -216,7 +216,7 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
     """
     result = copy.deepcopy(dict(settings))
     overrides = list(overrides)
-    named = {text.partition("=")[0].strip() for text in overrides}
+    override_paths = {text.partition("=")[0].strip() for text in overrides}
     for text in overrides:
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
@@ -228,9 +228,9 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
             raise ConfigError(
                 one_line(path), f"{value!r} is not a YAML value", "quote it if it is text"
             ) from None
-        other = EXCLUDED.get(path.strip())
-        if other is not None and other not in named and parsed is not None:
-            _assign(result, other.split("."), None)  # a default of the algorithm must not bring it back
+        excluded = EXCLUDED.get(path.strip())
+        if excluded is not None and excluded not in override_paths and parsed is not None:
+            _assign(result, excluded.split("."), None)  # a default of the algorithm must not bring it back
         _assign(result, _present(result, keys), parsed)
     return result
 
@@ -241,16 +241,18 @@ def names_first(overrides: Sequence[str]) -> list[str]:
     """
     if isinstance(overrides, str):
         return [overrides]
-    found: list[str] = []
+    ordered: list[str] = []
     for text in overrides:
         part, value = _part_named(text)
-        place = len(found)
-        before = [_part_named(each)[0] == part for each in found]
-        if part and value and not any(before):  # a second name drops the settings given for the first
-            under = (at for at, each in enumerate(found) if each.strip().startswith(f"{part}."))
-            place = next(under, place)
-        found.insert(place, text)
-    return found
+        place = len(ordered)
+        same_part = [_part_named(earlier)[0] == part for earlier in ordered]
+        if part and value and not any(same_part):  # a second name drops the settings given for the first
+            indices = (
+                index for index, earlier in enumerate(ordered) if earlier.strip().startswith(f"{part}.")
+            )
+            place = next(indices, place)
+        ordered.insert(place, text)
+    return ordered
 
 
 def _part_named(text: str) -> tuple[str, bool]:
@@ -261,22 +263,22 @@ def _part_named(text: str) -> tuple[str, bool]:
 
 def _present(settings: Mapping[str, Any], path: Sequence[str]) -> list[str]:
     """The current names of a dotted setting (:attr:`~rayfl.settings.Section.renamed`)."""
-    found: list[str] = []
+    current: list[str] = []
     section: type[BaseModel] | None = Config
     choices: Mapping[Any, type[BaseModel]] = {}
     node: Any = settings
     for key in path:
         names = section.renamed if section is not None and issubclass(section, Section) else {}
-        found.append(names.get(key, key))
-        field = section.model_fields.get(found[-1]) if section is not None else None
+        current.append(names.get(key, key))
+        field = section.model_fields.get(current[-1]) if section is not None else None
         default = field.get_default(call_default_factory=True) if field else None
         choices = choices if isinstance(node, (list, tuple)) else _choices(field)
-        node = item(node, found[-1])
+        node = item(node, current[-1])
         chosen = node.get("name") if isinstance(node, Mapping) else node
         if not isinstance(chosen, str) and isinstance(default, Section):
             chosen = named({}, default).get("name")
         section = choices.get(None) or (choices.get(chosen) if isinstance(chosen, str) else None)
-    return found
+    return current
 
 
 def item(node: object, key: str) -> Any:
@@ -327,10 +329,14 @@ def _refuse_place(items: list[Any], path: Sequence[str], depth: int) -> None:
     """
     place, count = path[depth], len(items)
     if not place.isdecimal() or int(place) >= count:
-        whole = ".".join(path[:depth])
-        what = f"{whole} is a list of {count} item{'' if count == 1 else 's'}"
-        places = f"its items are {whole}.0 to {whole}.{count - 1}" if count > 1 else f"its item is {whole}.0"
-        raise ConfigError(".".join(path), what, places if count else f"give {whole} as a whole")
+        list_path = ".".join(path[:depth])
+        what = f"{list_path} is a list of {count} item{'' if count == 1 else 's'}"
+        places = (
+            f"its items are {list_path}.0 to {list_path}.{count - 1}"
+            if count > 1
+            else f"its item is {list_path}.0"
+        )
+        raise ConfigError(".".join(path), what, places if count else f"give {list_path} as a whole")
 
 
 def resolve(settings: Mapping[str, Any]) -> Config:
@@ -412,9 +418,9 @@ def algorithm_of(settings: Mapping[str, Any]) -> type[Algorithm] | None:
 
 def used(settings: Mapping[str, Any], algorithm: type[Algorithm] | None) -> dict[str, Any]:
     """Settings without those of sections that the algorithm does not use."""
-    kept = dict(settings)
+    remaining = dict(settings)
     for section, keys in USED_BY_SOME.items():
         values = settings.get(section)
         if isinstance(values, Mapping) and algorithm is not None and section not in algorithm.takes:
-            kept[section] = {key: value for key, value in values.items() if key not in keys}
-    return kept
+            remaining[section] = {key: value for key, value in values.items() if key not in keys}
+    return remaining

@@ -347,8 +347,8 @@ class Output(Section):
     @property
     def all_loggers(self) -> tuple[Logger, ...]:
         """TensorBoard, unless it is switched off, and the loggers named in ``loggers``."""
-        named = any(logger.name == "tensorboard" for logger in self.loggers)
-        first = (LOGGERS["tensorboard"](),) if self.tensorboard and not named else ()
+        is_named = any(logger.name == "tensorboard" for logger in self.loggers)
+        first = (LOGGERS["tensorboard"](),) if self.tensorboard and not is_named else ()
         return (*first, *self.loggers)
 
 
@@ -426,8 +426,8 @@ class Config(Section):
             raise ValueError(
                 f"sampling {self.sampling.name!r} would do nothing with {self.algorithm.name}; leave it out"
             )
-        some = self.training.participation < 1
-        if some and self.algorithm.selects and self.hierarchy.weights == "population":
+        partial = self.training.participation < 1
+        if partial and self.algorithm.selects and self.hierarchy.weights == "population":
             raise ValueError(
                 "hierarchy.weights 'population' counts the clients of each model, and with "
                 f"{self.algorithm.name} those outside the cohort have not chosen theirs; use 'participated'"
@@ -456,17 +456,17 @@ class Config(Section):
         if self.aggregation.is_mean:
             return self
         if not self.algorithm.takes_aggregation:
-            what, mean = f"{rule!r} makes no sense with {self.algorithm.name}", "it must be 'mean'"
-            raise ConfigError("aggregation.name", what, mean)
-        one = np.ones(1, np.int64)
-        why = {
+            what, remedy = f"{rule!r} makes no sense with {self.algorithm.name}", "it must be 'mean'"
+            raise ConfigError("aggregation.name", what, remedy)
+        size = np.ones(1, np.int64)
+        reasons = {
             "leave parameters out of the average": local.masks,
             "add to a vector of the server": type(local).server_size is not LocalObjective.server_size,
             "count in the average when they are absent": local.counts_absent,
-            "keep a part of the old model": weights_of(local, one, one * 0, self.training)[1] is not None,
+            "keep a part of the old model": weights_of(local, size, size * 0, self.training)[1] is not None,
         }
-        for what, true in why.items():
-            if true:
+        for what, applies in reasons.items():
+            if applies:
                 what = f"{rule!r} makes no sense with local objective {local.name!r}, whose clients {what}"
                 raise ConfigError("aggregation.name", what, "it must be 'mean'")
         return self
@@ -477,8 +477,8 @@ class Config(Section):
         for section, keys in USED_BY_SOME.items():
             if section in self.algorithm.takes:
                 continue
-            given = getattr(self, section)
-            idle = [key for key in keys if getattr(given, key) != getattr(type(given)(), key)]
+            settings = getattr(self, section)
+            idle = [key for key in keys if getattr(settings, key) != getattr(type(settings)(), key)]
             if idle:
                 raise self._idle(f"{section}.{idle[0]}", section)
         for place, event in enumerate(self.events):
@@ -517,8 +517,8 @@ class Config(Section):
 
 def _within(value: object, where: str) -> Iterator[tuple[str, Section]]:
     if isinstance(value, tuple):
-        for place, each in enumerate(value):
-            yield from _within(each, f"{where}.{place}")
+        for place, part in enumerate(value):
+            yield from _within(part, f"{where}.{place}")
     if isinstance(value, Section):
         yield where, value
         for name in type(value).model_fields:

@@ -46,9 +46,9 @@ def variant(
     Raises:
         ConfigError: as :func:`load`.
     """
-    given, overrides = read(source), names_first(overrides)
-    bring_plugins(with_overrides(given, overrides))
-    settings = _for_another(given, algorithm)
+    source_settings, overrides = read(source), names_first(overrides)
+    bring_plugins(with_overrides(source_settings, overrides))
+    settings = _for_another(source_settings, algorithm)
     settings = with_overrides(settings, [*overrides, f"algorithm={algorithm}"])
     return resolve(used(settings, ALGORITHMS.get(algorithm)))
 
@@ -59,34 +59,36 @@ def on_the_same_data(configs: Sequence[Config]) -> list[Config]:
     Configs whose ``data.server_share`` is ``auto`` hold out as many as the one whose server needs most, so
     that their clients have the same samples.
     """
-    most = max((config.public_samples for config in configs), default=0)
+    n_held_out = max((config.public_samples for config in configs), default=0)
     return [
-        load(config, [f"data.server_share={most}"]) if most and config.data.server_share == "auto" else config
+        load(config, [f"data.server_share={n_held_out}"])
+        if n_held_out and config.data.server_share == "auto"
+        else config
         for config in configs
     ]
 
 
 def _for_another(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """The settings of a source that also apply to another algorithm."""
-    kept, before, part = dict(settings), algorithm_of(settings), ALGORITHMS.get(algorithm)
-    if part is None:
-        return kept
+    transferred, old_method, new_method = dict(settings), algorithm_of(settings), ALGORITHMS.get(algorithm)
+    if new_method is None:
+        return transferred
     clustering, training = settings.get("clustering"), settings.get("training")
-    first, second = (_clustering(each) for each in (before, part))
+    first, second = (_clustering(each) for each in (old_method, new_method))
     if isinstance(clustering, Mapping) and first and second:
-        alike = first["signature"]["name"] == second["signature"]["name"]
-        meant = {key for key in _OF_SIGNATURES if alike and first.get(key) == second.get(key)}
-        kept["clustering"] = {
-            key: clustering[key] for key in clustering if key not in _OF_SIGNATURES or key in meant
+        same_signature = first["signature"]["name"] == second["signature"]["name"]
+        shared = {key for key in _OF_SIGNATURES if same_signature and first.get(key) == second.get(key)}
+        transferred["clustering"] = {
+            key: clustering[key] for key in clustering if key not in _OF_SIGNATURES or key in shared
         }
-    if isinstance(training, Mapping) and not part.takes_momentum:
-        kept["training"] = {key: training[key] for key in training if key != "momentum"}
-    if not part.takes_aggregation:
-        kept.pop("aggregation", None)
-    return kept
+    if isinstance(training, Mapping) and not new_method.takes_momentum:
+        transferred["training"] = {key: training[key] for key in training if key != "momentum"}
+    if not new_method.takes_aggregation:
+        transferred.pop("aggregation", None)
+    return transferred
 
 
 def _clustering(algorithm: type[Algorithm] | None) -> Mapping[str, Any]:
     """How an algorithm clusters by default; empty if its defaults name no signature."""
-    found: Mapping[str, Any] = algorithm.defaults.get("clustering", {}) if algorithm else {}
-    return found if "signature" in found else {}
+    defaults: Mapping[str, Any] = algorithm.defaults.get("clustering", {}) if algorithm else {}
+    return defaults if "signature" in defaults else {}

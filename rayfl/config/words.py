@@ -101,12 +101,12 @@ def item_of(annotation: Any) -> Any:
 
 def sections(annotation: Any, metadata: Sequence[Any] = ()) -> Mapping[Any, type[BaseModel]]:
     """The sections that a field may hold: by part name if there is a choice, else under None."""
-    known = [annotation, *metadata, *_flat_args(annotation)]
-    chosen = next((a for a in known if isinstance(a, Choice)), None)
+    candidates = [annotation, *metadata, *_flat_args(annotation)]
+    chosen = next((a for a in candidates if isinstance(a, Choice)), None)
     if chosen is not None:
         return chosen.parts
-    found = [a for a in known if isinstance(a, type) and issubclass(a, BaseModel)]
-    return {None: found[0]} if found else {}
+    classes = [a for a in candidates if isinstance(a, type) and issubclass(a, BaseModel)]
+    return {None: classes[0]} if classes else {}
 
 
 def _flat_args(annotation: Any) -> list[Any]:

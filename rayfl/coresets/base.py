@@ -81,8 +81,8 @@ def nearest_shares(graph: Graph, ids: Ids) -> Weights:
     _, _, source = dijkstra(
         graph.adjacency, indices=ids, unweighted=True, min_only=True, return_predecessors=True
     )
-    found = source[source >= 0]
-    counts = (found[:, None] == ids[None, :]).sum(axis=0) if len(ids) < 64 else _count(found, ids)
+    nearest = source[source >= 0]
+    counts = (nearest[:, None] == ids[None, :]).sum(axis=0) if len(ids) < 64 else _count(nearest, ids)
     return np.asarray(counts / counts.sum(), np.float64)
 
 

@@ -74,14 +74,14 @@ def client_graph(
     if vectors is None:
         return Graph(_circulants(labels, neighbours, seed), groups=labels, components=True)
     points = np.asarray(vectors, np.float64).reshape(count, -1)
-    placed = _told_apart(points, seed)
+    distinct_points = _told_apart(points, seed)
     rows: list[NDArray[np.integer]] = []
     columns: list[NDArray[np.integer]] = []
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         if len(members) > 1:
-            near = knn_graph(placed[members], min(neighbours, len(members) - 1), components=True)
-            edges = near.adjacency.tocoo()
+            subgraph = knn_graph(distinct_points[members], min(neighbours, len(members) - 1), components=True)
+            edges = subgraph.adjacency.tocoo()
             rows.append(members[edges.row])
             columns.append(members[edges.col])
     if not rows:
@@ -111,9 +111,9 @@ def _circulants(labels: NDArray[np.integer], neighbours: int, seed: int) -> sp.c
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         ring = members[generator(seed, "client ring", int(members[0])).permutation(len(members))]
-        most = len(ring) // 2  # the greatest distance on the ring
-        further = 1 + generator(seed, "client chords", int(members[0])).permutation(max(0, most - 1)) + 1
-        for offset in [1, *further[: -(-neighbours // 2) - 1]] if most else []:
+        half = len(ring) // 2  # the greatest distance on the ring
+        chords = 1 + generator(seed, "client chords", int(members[0])).permutation(max(0, half - 1)) + 1
+        for offset in [1, *chords[: -(-neighbours // 2) - 1]] if half else []:
             rows.append(ring)
             columns.append(np.roll(ring, offset))
     ends = np.concatenate(rows + columns), np.concatenate(columns + rows)
@@ -235,11 +235,13 @@ def _chosen(
     if references >= len(graph) and eligible is None:
         n = len(graph)
         return Coreset(np.arange(n), np.full(n, 1.0 / n))
-    few = min(references, len(graph))
-    check_references(graph, few)
-    vectors = walk_vectors(graph, power, few, seed, fill_limit=FILL, smooth=False)
-    every = scgiga.steps(graph, few, seed=seed, costs=costs, kappa=kappa, eligible=eligible, vectors=vectors)
-    chosen = deque(every, maxlen=1).pop().coreset.normalised()
+    count = min(references, len(graph))
+    check_references(graph, count)
+    vectors = walk_vectors(graph, power, count, seed, fill_limit=FILL, smooth=False)
+    all_steps = scgiga.steps(
+        graph, count, seed=seed, costs=costs, kappa=kappa, eligible=eligible, vectors=vectors
+    )
+    chosen = deque(all_steps, maxlen=1).pop().coreset.normalised()
     order = np.argsort(chosen.ids)
     return Coreset(chosen.ids[order], chosen.weights[order])
 

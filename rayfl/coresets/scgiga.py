@@ -96,8 +96,10 @@ def select(
     """
     check_references(graph, references)
     vectors = walk_vectors(graph, power, references, seed)
-    every = steps(graph, references, seed=seed, costs=costs, kappa=kappa, eligible=eligible, vectors=vectors)
-    return deque(every, maxlen=1).pop().coreset  # there is a first step: all b_v > 0
+    all_steps = steps(
+        graph, references, seed=seed, costs=costs, kappa=kappa, eligible=eligible, vectors=vectors
+    )
+    return deque(all_steps, maxlen=1).pop().coreset  # there is a first step: all b_v > 0
 
 
 def steps(

@@ -106,24 +106,26 @@ def _traces(walk: Sparse, powers: Iterable[int], seed: int) -> Iterator[float]:
 def fill(walk: Sparse, power: int, seed: int = 0) -> float:
     """The approximate number of non-zero entries of ``P^l``, from 64 of its columns."""
     n = walk.shape[0]
-    some = generator(seed, "fill").choice(n, min(n, 64), replace=False)
-    reached = sp.csr_array((np.ones(len(some)), (some, np.arange(len(some)))), shape=(n, len(some)))
+    columns = generator(seed, "fill").choice(n, min(n, 64), replace=False)
+    reached = sp.csr_array(
+        (np.ones(len(columns)), (columns, np.arange(len(columns)))), shape=(n, len(columns))
+    )
     for _ in range(power):
-        before = reached.nnz
+        old_count = reached.nnz
         reached = sp.csr_array(walk @ reached)
         reached.data[:] = 1.0
-        if reached.nnz == before or reached.nnz / len(some) * n > FILL:
+        if reached.nnz == old_count or reached.nnz / len(columns) * n > FILL:
             break
-    return float(reached.nnz / len(some) * n)
+    return float(reached.nnz / len(columns) * n)
 
 
 def _smooth_vectors(walk: Sparse, power: int, seed: int) -> Array:
     n = walk.shape[0]
-    most = min(MOST_EIGENVECTORS, n - 1)
-    rank = min(most, max(32, round(7 * next(_traces(walk, (power,), seed)))))
+    max_rank = min(MOST_EIGENVECTORS, n - 1)
+    rank = min(max_rank, max(32, round(7 * next(_traces(walk, (power,), seed)))))
     values, vectors = eigenpairs(walk, rank, seed)
-    while values[-1] ** power > NEGLIGIBLE and rank < most:
-        rank = min(most, 2 * rank)
+    while values[-1] ** power > NEGLIGIBLE and rank < max_rank:
+        rank = min(max_rank, 2 * rank)
         values, vectors = eigenpairs(walk, rank, seed)
     return np.ascontiguousarray(vectors * values**power)
 

@@ -140,10 +140,10 @@ class TestSets:
         # The weight of one sample of a client
         share = weights_n / np.bincount(group, weights_n)[group] / tests.sizes
         u = np.zeros((len(names), samples))
-        for some in tests.pieces(_TOGETHER):
-            sizes = tests.sizes[some]
-            values = tests.values[tests.offsets[some.start] : tests.offsets[some.stop]]
-            np.add.at(u, (np.repeat(group[some], sizes), values % samples), np.repeat(share[some], sizes))
+        for chunk in tests.pieces(_TOGETHER):
+            sizes = tests.sizes[chunk]
+            values = tests.values[tests.offsets[chunk.start] : tests.offsets[chunk.stop]]
+            np.add.at(u, (np.repeat(group[chunk], sizes), values % samples), np.repeat(share[chunk], sizes))
         return cls((u > 0).sum(axis=1).astype(np.int64), 1.0 / (u**2).sum(axis=1))
 
     def standard_error(self, accuracy_mean: ArrayLike) -> NDArray[np.float64]:

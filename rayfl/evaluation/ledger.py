@@ -118,9 +118,9 @@ class Ledger:
         first = 0 if after is None else self._end(after)
         last = self._length if upto is None else self._end(upto)
         sums: dict[tuple[int, str, str, str], int] = {}
-        for each in self._shared[first:last]:
-            key = each.round, each.tier, each.direction, each.kind
-            sums[key] = sums.get(key, 0) + each.bytes
+        for transfer in self._shared[first:last]:
+            key = transfer.round, transfer.tier, transfer.direction, transfer.kind
+            sums[key] = sums.get(key, 0) + transfer.bytes
         return [dict(zip(COLUMNS, (*key, sums[key]), strict=True)) for key in sorted(sums)]
 
     def _end(self, round: int) -> int:

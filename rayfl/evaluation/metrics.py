@@ -49,14 +49,14 @@ class Score(NamedTuple):
 
     def put(self, places: NDArray[np.integer] | slice, scores: Score) -> None:
         """Write the scores of the clients ``places`` ``(m,)``, in place."""
-        for mine, theirs in zip(self, scores, strict=True):
-            mine[places] = theirs
+        for target, source in zip(self, scores, strict=True):
+            target[places] = source
 
     def of(self, clients: NDArray[np.integer], count: int) -> Score:
         """Scores of ``count`` clients, of which ``clients`` ``(n,)`` were tested; zeros for the others."""
-        all_of_them = Score.zeros(count, self.sums.shape[1])
-        all_of_them.put(clients, self)
-        return all_of_them
+        full_score = Score.zeros(count, self.sums.shape[1])
+        full_score.put(clients, self)
+        return full_score
 
     @classmethod
     def joined(cls, scores: Sequence[Score]) -> Score:

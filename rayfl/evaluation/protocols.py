@@ -73,10 +73,10 @@ def columns(
     loss: Loss = CrossEntropy(),  # noqa: B008 (frozen)
 ) -> list[str]:
     """The names of the metrics of these models on these data, without those that every run has."""
-    before = [prefix(data, model) for model in models for data in on]
+    prefixes = [prefix(data, model) for model in models for data in on]
     measures, common = measures_of(loss), METRICS if loss.accurate else ("loss_mean",)
-    found = [f"{begin}{metric}" for begin in before for metric in (*(common if begin else ()), *measures)]
-    return [*found, LOCAL_CLIENTS] if "local" in models else found
+    names = [f"{start}{metric}" for start in prefixes for metric in (*(common if start else ()), *measures)]
+    return [*names, LOCAL_CLIENTS] if "local" in models else names
 
 
 def measures_of(loss: Loss) -> list[str]:
@@ -96,29 +96,33 @@ def best(
     """
     metric, sign = ("accuracy_mean", 1) if loss.accurate else ("loss_mean", -1)
     metrics = (*(BEST if loss.accurate else (metric,)), *measures_of(loss))
-    found: dict[str, float] = {}
+    best_metrics: dict[str, float] = {}
     models: tuple[Tested, ...] = ("served", "local")
-    places: tuple[TestedOn, ...] = ("test", "common")
-    for model, on in itertools.product(models, places):
-        before = prefix(on, model)
-        judges = {"validation": prefix("validation", model), "test": before}
+    tested_on: tuple[TestedOn, ...] = ("test", "common")
+    for model, on in itertools.product(models, tested_on):
+        test_prefix = prefix(on, model)
+        judges = {"validation": prefix("validation", model), "test": test_prefix}
         for choice, judge in judges.items():
-            known = _known_in(rounds, [f"{judge}{metric}", *(f"{before}{name}" for name in metrics)], model)
-            if known:
-                chosen = max(known, key=lambda row: sign * row[f"{judge}{metric}"])
-                found[f"{before}round_best_{choice}"] = chosen["round"] + 1
-                found |= {f"{before}{m}_best_{choice}": chosen[f"{before}{m}"] for m in metrics}
-    return found
+            candidates = _known_in(
+                rounds, [f"{judge}{metric}", *(f"{test_prefix}{name}" for name in metrics)], model
+            )
+            if candidates:
+                chosen = max(candidates, key=lambda row: sign * row[f"{judge}{metric}"])
+                best_metrics[f"{test_prefix}round_best_{choice}"] = chosen["round"] + 1
+                best_metrics |= {
+                    f"{test_prefix}{m}_best_{choice}": chosen[f"{test_prefix}{m}"] for m in metrics
+                }
+    return best_metrics
 
 
 def _known_in(
     rounds: Sequence[Mapping[str, Any]], metrics: Sequence[str], model: Tested
 ) -> list[Mapping[str, Any]]:
     """The rounds that have these metrics; for local models, those with as many clients as at the end."""
-    known = [row for row in rounds if all(_known(row, name) for name in metrics)]
+    complete = [row for row in rounds if all(_known(row, name) for name in metrics)]
     if model == "local":
-        known = [row for row in known if row[LOCAL_CLIENTS] == known[-1][LOCAL_CLIENTS]]
-    return known
+        complete = [row for row in complete if row[LOCAL_CLIENTS] == complete[-1][LOCAL_CLIENTS]]
+    return complete
 
 
 def _known(row: Mapping[str, Any], name: str) -> bool:

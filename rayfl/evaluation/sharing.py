@@ -109,14 +109,14 @@ class EvaluationPlan:
         Returns:
             One number for every sample of every client, in the caller's order of clients and samples.
         """
-        found: NDArray[np.float32] = np.concatenate([*each, np.empty(0, np.float32)])[self.places]
+        values: NDArray[np.float32] = np.concatenate([*each, np.empty(0, np.float32)])[self.places]
         if (self.order[1:] > self.order[:-1]).all():
-            return found
+            return values
         sizes = self.sizes[self.order]
         begins = (np.cumsum(sizes) - sizes)[np.argsort(self.order)]
         ends = np.cumsum(self.sizes)
         places: NDArray[np.int64] = np.repeat(begins - (ends - self.sizes), self.sizes)
-        return found[places + np.arange(len(found))]
+        return values[places + np.arange(len(values))]
 
     def gather(
         self,
@@ -139,7 +139,9 @@ class EvaluationPlan:
             ValueError: if the results do not match the jobs.
         """
         lengths = np.diff(self.job_offsets).tolist()
-        if any([len(part) for part in given] != lengths for given in (correct, loss) if given is not None):
+        if any(
+            [len(part) for part in results] != lengths for results in (correct, loss) if results is not None
+        ):
             raise ValueError("one array for each job, one number for each of its samples")
         score = Score.zeros(len(self.sizes), more[0].shape[1] if more else 0)
         sizes = self.sizes[self.order]
@@ -152,12 +154,12 @@ class EvaluationPlan:
             parts.append((score.correct, np.concatenate([*correct, np.empty(0)]).astype(np.int64)))
         if score.sums.size and more:
             parts.append((score.sums, np.concatenate(more)))
-        for some in pieces(ends, slice(0, len(clients)), _TOGETHER):
-            begin = int(ends[some.start - 1]) if some.start else 0
-            places = self.places[begin : ends[some.stop - 1]]
-            starts = np.concatenate([np.zeros(1, np.int64), ends[some][:-1] - begin])
-            for into, values in parts:
-                into[clients[some]] = np.add.reduceat(values[places], starts)
+        for chunk in pieces(ends, slice(0, len(clients)), _TOGETHER):
+            begin = int(ends[chunk.start - 1]) if chunk.start else 0
+            places = self.places[begin : ends[chunk.stop - 1]]
+            starts = np.concatenate([np.zeros(1, np.int64), ends[chunk][:-1] - begin])
+            for target, values in parts:
+                target[clients[chunk]] = np.add.reduceat(values[places], starts)
         return score
 
 
@@ -186,12 +188,12 @@ def _distinct(
         """For some clients at a time: where the positions of their samples are written, and their cells in
         the table.
         """
-        for some in pieces(ends, clients, _TOGETHER):
-            begin, end = int(ends[some.start] - sizes[some.start]), int(ends[some.stop - 1])
+        for chunk in pieces(ends, clients, _TOGETHER):
+            begin, end = int(ends[chunk.start] - sizes[chunk.start]), int(ends[chunk.stop - 1])
             # Entry e of a client lies at values[start + e]; consecutive clients may lie anywhere.
-            shift = starts[some] - (ends[some] - sizes[some])
-            lists = values[np.arange(begin, end) + np.repeat(shift, sizes[some])]
-            yield slice(begin, end), np.repeat((rank[some] - low) * width, sizes[some]) + lists
+            shift = starts[chunk] - (ends[chunk] - sizes[chunk])
+            lists = values[np.arange(begin, end) + np.repeat(shift, sizes[chunk])]
+            yield slice(begin, end), np.repeat((rank[chunk] - low) * width, sizes[chunk]) + lists
 
     for low in range(0, models, step):
         high = min(models, low + step)
@@ -202,10 +204,10 @@ def _distinct(
         distinct = np.flatnonzero(present)
         if not len(distinct):
             continue
-        place = np.empty(len(present), places.dtype)
-        place[distinct] = np.arange(done, done + len(distinct))
+        place_of_cell = np.empty(len(present), places.dtype)
+        place_of_cell[distinct] = np.arange(done, done + len(distinct))
         for span, cells in entries(slice(first, last), low):
-            places[span] = place[cells]
+            places[span] = place_of_cell[cells]
         samples.append((distinct % width).astype(np.int32))
         counts[low:high] = np.bincount(distinct // width, minlength=high - low)
         done += len(distinct)

@@ -52,8 +52,8 @@ class BestLast:
         ids_, accuracy_ = np.asarray(ids, np.int64), np.asarray(accuracy, np.float64)
         if ids_.shape != accuracy_.shape or len(np.unique(ids_)) != len(ids_):
             raise ValueError("one accuracy for each client, each client once")
-        known = ~np.isnan(accuracy_)
-        ids_, accuracy_ = ids_[known], accuracy_[known]
+        tested = ~np.isnan(accuracy_)
+        ids_, accuracy_ = ids_[tested], accuracy_[tested]
         last, best, best_round = self.last.copy(), self.best.copy(), self.best_round.copy()
         last[ids_] = accuracy_
         better = ~(accuracy_ <= best[ids_]) & (not estimate)  # true also if there is no best yet
@@ -81,18 +81,18 @@ class LocalTests:
 
     def update(self, round: int, ids: NDArray[np.int64], scores: Scores) -> LocalTests:
         """The tests after a round in which these clients trained ``(n,)``; this object is not changed."""
-        rounds, new = self.round.copy(), {on: score.copy() for on, score in self.scores.items()}
+        rounds, new_scores = self.round.copy(), {on: score.copy() for on, score in self.scores.items()}
         rounds[ids] = round
-        for on, score in new.items():
+        for on, score in new_scores.items():
             score.put(ids, scores[on])
-        return LocalTests(rounds, new)
+        return LocalTests(rounds, new_scores)
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """The arrays that a checkpoint stores."""
-        found: dict[str, NDArray[np.generic]] = {"local.round": self.round}
+        arrays: dict[str, NDArray[np.generic]] = {"local.round": self.round}
         for on, score in self.scores.items():
-            found |= {f"local.{on}.{name}": values for name, values in score._asdict().items()}
-        return found
+            arrays |= {f"local.{on}.{name}": values for name, values in score._asdict().items()}
+        return arrays
 
     def restored(self, arrays: Mapping[str, Any]) -> LocalTests:
         """The inverse of :meth:`arrays`; older checkpoints do not have these arrays."""

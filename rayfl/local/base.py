@@ -187,8 +187,8 @@ class LocalObjective(Section):
         Returns:
             The training whose models and losses are reported, and what the clients keep and send.
         """
-        terms, own = returned(f"{self.name}.terms", self.terms(start), Terms), self.begin(start)
-        block = train(start.work, start.models if own is None else own, terms)
+        terms, initial = returned(f"{self.name}.terms", self.terms(start), Terms), self.begin(start)
+        block = train(start.work, start.models if initial is None else initial, terms)
         return block, returned(f"{self.name}.finish", self.finish(start, block), Outcome)
 
     def finetuning(self, work: LocalWork, spec: ModelSpec) -> LocalWork | None:
@@ -230,12 +230,12 @@ def weights_of(
     Raises:
         ConfigError: unless it returns two arrays ``(M,)``, of which the second may be None.
     """
-    found: object = local.weights(sizes, rows, training)
-    fits = isinstance(found, tuple) and len(found) == 2 and np.shape(found[0]) == sizes.shape
-    if not fits or (found[1] is not None and np.shape(found[1]) != sizes.shape):  # type: ignore[index]
-        what = "expected weights (M,) of the M clients, and (M,) for the old model or None"
-        raise ConfigError(f"{local.name}.weights", f"returned {type_of(found)}", what)
-    return found  # type: ignore[return-value]
+    answer: object = local.weights(sizes, rows, training)
+    fits = isinstance(answer, tuple) and len(answer) == 2 and np.shape(answer[0]) == sizes.shape
+    if not fits or (answer[1] is not None and np.shape(answer[1]) != sizes.shape):  # type: ignore[index]
+        expected = "expected weights (M,) of the M clients, and (M,) for the old model or None"
+        raise ConfigError(f"{local.name}.weights", f"returned {type_of(answer)}", expected)
+    return answer  # type: ignore[return-value]
 
 
 def trained_by(local: LocalObjective, start: Start, train: Train) -> tuple[TrainedBlock, Outcome]:
@@ -244,15 +244,15 @@ def trained_by(local: LocalObjective, start: Start, train: Train) -> tuple[Train
     Raises:
         ConfigError: if it returns something else, or the clients send models of another shape.
     """
-    where, found = f"{local.name}.train", local.train(start, train)
-    kinds = tuple(map(type, found)) if isinstance(found, tuple) else ()
+    where, answer = f"{local.name}.train", local.train(start, train)
+    kinds = tuple(map(type, answer)) if isinstance(answer, tuple) else ()
     if kinds != (TrainedBlock, Outcome):
-        raise ConfigError(where, f"returned {type_of(found)}", "expected (TrainedBlock, Outcome)")
-    rows: object = found[1].rows
+        raise ConfigError(where, f"returned {type_of(answer)}", "expected (TrainedBlock, Outcome)")
+    rows: object = answer[1].rows
     if getattr(rows, "shape", None) != start.models.shape:
         expected = f"expected their models {tuple(start.models.shape)}"
         raise ConfigError(where, f"clients send {type_of(rows)}", expected)
-    return found
+    return answer
 
 
 def cached(values: torch.Tensor) -> Iterator[tuple[slice, slice]]:
@@ -262,11 +262,11 @@ def cached(values: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     from memory once, and intermediate results stay in the cache. On a GPU there is one part.
     """
     rows, columns = values.shape
-    wide = max(1, columns if values.is_cuda else min(columns, _CACHED))
-    together = max(1, rows if values.is_cuda else _CACHED // wide)
-    for first in range(0, rows, together):
-        for start in range(0, columns, wide):
-            yield slice(first, first + together), slice(start, start + wide)
+    part_columns = max(1, columns if values.is_cuda else min(columns, _CACHED))
+    part_rows = max(1, rows if values.is_cuda else _CACHED // part_columns)
+    for first in range(0, rows, part_rows):
+        for start in range(0, columns, part_columns):
+            yield slice(first, first + part_rows), slice(start, start + part_columns)
 
 
 def accumulated(

@@ -56,10 +56,10 @@ class MTL(LocalObjective):
 
     def check(self, spec: ModelSpec, training: Training, validation: float) -> None:
         """Refuse a lambda of 2 (1 + momentum) / lr or more, with which SGD (heavy ball) diverges."""
-        most = 2 * (1 + training.momentum) / training.lr
-        if self.lam >= most:
+        bound = 2 * (1 + training.momentum) / training.lr
+        if self.lam >= bound:
             what = f"steps of training.lr {training.lr:g} with a pull of {self.lam:g} overshoot and diverge"
-            raise ConfigError("local.lam", what, f"it must be below {most:g}")
+            raise ConfigError("local.lam", what, f"it must be below {bound:g}")
 
     def work(self, work: LocalWork) -> LocalWork:
         """The gradient gets ``lambda (w - w_k)``; :meth:`terms` adds the rest."""
@@ -79,11 +79,11 @@ class MTL(LocalObjective):
         """w_k; for clients that never took part it is w_0, which is also written to their state."""
         import torch
 
-        own = start.state
+        own_models = start.state
         if start.fresh.any():
-            initial = torch.from_numpy(start.spec.initial()).to(own)
-            own[torch.from_numpy(start.fresh).to(own.device)] = initial
-        return own
+            initial = torch.from_numpy(start.spec.initial()).to(own_models)
+            own_models[torch.from_numpy(start.fresh).to(own_models.device)] = initial
+        return own_models
 
     def terms(self, start: Start) -> Terms:
         """``lambda (w_k - w_mean)``: with the proximal term that makes ``lambda (w - w_mean)``."""
@@ -91,9 +91,9 @@ class MTL(LocalObjective):
             return Terms()
         import torch
 
-        own, offset = self.begin(start), torch.empty_like(start.state)
-        for at in cached(own):
-            torch.sub(own[at], start.models[at], out=offset[at]).mul_(self.lam)
+        own_models, offset = self.begin(start), torch.empty_like(start.state)
+        for part in cached(own_models):
+            torch.sub(own_models[part], start.models[part], out=offset[part]).mul_(self.lam)
         return Terms(offset=offset)
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
@@ -101,9 +101,9 @@ class MTL(LocalObjective):
         import torch
 
         sent = torch.empty_like(block.rows)
-        for at in cached(sent):
+        for part in cached(sent):
             # In double precision: a client whose model was the mean sends its trained model, bit for bit.
-            sent[at] = block.rows[at].double().sub_(start.state[at]).add_(start.models[at])
+            sent[part] = block.rows[part].double().sub_(start.state[part]).add_(start.models[part])
         fresh = torch.from_numpy(start.fresh).to(sent.device)
         sent[fresh] = block.rows[fresh]
         return Outcome(sent, block.rows, start.server)

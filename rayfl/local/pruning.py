@@ -67,11 +67,11 @@ def unstructured(
     Raises:
         ValueError: if the share is not in [0, 1).
     """
-    where = prunable(spec, fully_connected)
+    prunable_mask = prunable(spec, fully_connected)
     magnitude, result = np.abs(vector), mask.copy()
     places = [place for place, _ in _parameters(spec)] if per_layer else [slice(0, spec.P)]
     for place in places:
-        result[place] &= _keep(magnitude[place], mask[place] & where[place], share)
+        result[place] &= _keep(magnitude[place], mask[place] & prunable_mask[place], share)
     return result
 
 
@@ -211,14 +211,14 @@ def expand(spec: ModelSpec, channels: Mask) -> Mask:
     """
     mask, places = np.ones(spec.P, np.bool_), _places(spec)
     shapes = dict(zip(spec.names, spec.shapes, strict=True))
-    for stage, kept in _divided(spec, channels):
+    for stage, kept_channels in _divided(spec, channels):
         for name, place in places.items():
             if name.rpartition(".")[0] in (stage.conv, stage.norm):
-                mask[place].reshape(stage.channels, -1)[~kept] = False
+                mask[place].reshape(stage.channels, -1)[~kept_channels] = False
         outputs = shapes[f"{stage.next}.weight"][0]
         # A convolution reads (channels, K, K), a linear layer (channels, height, width), flattened.
         read = mask[places[f"{stage.next}.weight"]].reshape(outputs, stage.channels, -1)
-        read[:, ~kept] = False
+        read[:, ~kept_channels] = False
     return mask
 
 
@@ -238,16 +238,16 @@ def shrink(spec: ModelSpec, vector: NDArray[np.float32], channels: Mask) -> nn.S
     """
     from torch import nn
 
-    whole = spec.build()
-    spec.load(whole, np.where(expand(spec, channels), vector, np.float32(0)))
+    full_model = spec.build()
+    spec.load(full_model, np.where(expand(spec, channels), vector, np.float32(0)))
     kept_out: dict[str, Mask] = {}
     kept_in: dict[str, Mask] = {}
-    for stage, kept in _divided(spec, channels):
-        if not kept.any():
+    for stage, kept_channels in _divided(spec, channels):
+        if not kept_channels.any():
             raise ValueError(f"{stage.conv} keeps no channel")
-        kept_out[stage.conv] = kept_out[stage.norm] = kept_in[stage.next] = kept
+        kept_out[stage.conv] = kept_out[stage.norm] = kept_in[stage.next] = kept_channels
     result = nn.Sequential()
-    for name, leaf in _chain(whole):
+    for name, leaf in _chain(full_model):
         smaller = _smaller(leaf, kept_out.get(name), kept_in.get(name))
         # Names of modules must not contain dots, as those of nested layers do.
         result.add_module(name.replace(".", "_"), smaller)
@@ -303,14 +303,14 @@ def _keep(magnitude: NDArray[np.floating], alive: Mask, share: float) -> Mask:
     # With many zeros the alive ones are selected by index after all, since NumPy takes up to fifty times as
     # long to partition equal values.
     place = (count - 1) * share
-    first, gone = math.floor(place), len(alive) - count
-    if 4 * gone > len(alive):
-        parted, gone = magnitude.take(np.flatnonzero(alive)), 0
+    first, n_dead = math.floor(place), len(alive) - count
+    if 4 * n_dead > len(alive):
+        partitioned, n_dead = magnitude.take(np.flatnonzero(alive)), 0
     else:
-        parted = np.multiply(magnitude, alive)
-    parted.partition(gone + first)
-    lower = float(parted[gone + first])
-    past = place > first and _above(lower, float(parted[gone + first + 1 :].min()), place - first)
+        partitioned = np.multiply(magnitude, alive)
+    partitioned.partition(n_dead + first)
+    lower = float(partitioned[n_dead + first])
+    past = place > first and _above(lower, float(partitioned[n_dead + first + 1 :].min()), place - first)
     keep = magnitude > np.float32(lower) if past else magnitude >= np.float32(lower)
     keep |= ~alive
     return keep
@@ -352,11 +352,11 @@ def _stages(spec: ModelSpec) -> list[_Stage]:
     stages = []
     for (name, conv), (norm_name, norm) in itertools.pairwise(leaves):
         if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and norm.affine:
-            after = [n for n, _ in weighted[1 + [n for n, _ in weighted].index(name) :]]
+            later = [n for n, _ in weighted[1 + [n for n, _ in weighted].index(name) :]]
             grouped = [n for n, m in weighted if isinstance(m, nn.Conv2d) and m.groups > 1]
-            if not after or name in grouped or after[0] in grouped:
+            if not later or name in grouped or later[0] in grouped:
                 raise ValueError(f"the channels of {name} cannot be pruned: no plain layer reads them")
-            stages.append(_Stage(name, norm_name, after[0], conv.out_channels))
+            stages.append(_Stage(name, norm_name, later[0], conv.out_channels))
     if not stages:
         raise ValueError(
             f"{spec.model.name_of()} has no convolution with a BatchNorm whose channels to prune"

@@ -65,8 +65,8 @@ class Scaffold(LocalObjective):
         state = start.state  # holds c - c_i
         change = torch.empty_like(state)  # c_i+ - c_i
         models, rows = start.models[:, :p], block.rows[:, :p]
-        for at in cached(state):
-            torch.sub(models[at], rows[at], out=change[at]).div_(scale[at[0]])
-            torch.sub(change[at], state[at], out=state[at])
-            change[at].sub_(start.server[at])
+        for part in cached(state):
+            torch.sub(models[part], rows[part], out=change[part]).div_(scale[part[0]])
+            torch.sub(change[part], state[part], out=state[part])
+            change[part].sub_(start.server[part])
         return Outcome(block.rows, state, change)

@@ -149,26 +149,28 @@ class SubFedAvg(LocalObjective):
         """Prune the clients that are good enough (Algorithm 10); they send what they keep."""
         import torch
 
-        spec, first = start.spec, block.snapshots
+        spec, first_models = start.spec, block.snapshots
         mask = self.held(start.state, start.fresh, spec)
         assert mask is not None
-        assert first is not None
+        assert first_models is not None
         remarks: dict[str, list[int]] = {}
         for row in range(len(mask)):
             if row not in block.failures:
-                known = start.test(block.rows[row], row) if self.accuracy else 0.0
-                models = first[row].cpu().numpy(), block.rows[row].cpu().numpy()
+                accuracy = start.test(block.rows[row], row) if self.accuracy else 0.0
+                models = first_models[row].cpu().numpy(), block.rows[row].cpu().numpy()
                 old = mask[row].cpu().numpy() > 0
-                new = self.next_mask(spec, *models, old, known)
+                new = self.next_mask(spec, *models, old, accuracy)
                 mask[row] = torch.from_numpy(new).to(mask)
                 for layer in emptied(spec, old, new):
                     remarks.setdefault(f"{layer} {_DEAD}", []).append(row)
         state = start.state  # contains the new masks; a separate copy would be read from memory again
-        own = state[:, spec.P :] if self.tested == "own" else torch.empty_like(block.rows)
-        rows = torch.mul(block.rows, mask, out=own)
-        up = 4 * mask.sum(dim=1).cpu().numpy().astype(np.int64) + math.ceil(self._entries(spec) / 8)
-        down = np.full(len(mask), spec.nbytes, np.int64)
-        return Outcome(rows, state, start.server, kept=mask, bytes_up=up, bytes_down=down, remarks=remarks)
+        own_models = state[:, spec.P :] if self.tested == "own" else torch.empty_like(block.rows)
+        rows = torch.mul(block.rows, mask, out=own_models)
+        bytes_up = 4 * mask.sum(dim=1).cpu().numpy().astype(np.int64) + math.ceil(self._entries(spec) / 8)
+        bytes_down = np.full(len(mask), spec.nbytes, np.int64)
+        return Outcome(
+            rows, state, start.server, kept=mask, bytes_up=bytes_up, bytes_down=bytes_down, remarks=remarks
+        )
 
     def next_mask(
         self,
@@ -190,19 +192,19 @@ class SubFedAvg(LocalObjective):
         hybrid = self.pruning == "hybrid"
         if hybrid:
             channels = gammas(spec, mask).astype(np.bool_)
-            now = pruned(channels, np.ones_like(channels))
-            share = next_share(now, self.channel_target, self.channel_step)
+            pruned_share = pruned(channels, np.ones_like(channels))
+            share = next_share(pruned_share, self.channel_target, self.channel_step)
             early, late = (structured(spec, m, channels, share, self.per_layer) for m in (first, last))
             rule = Rule(self.accuracy, self.channel_target, self.channel_distance)
-            if rule.allows(accuracy, now, distance(early, late)):
+            if rule.allows(accuracy, pruned_share, distance(early, late)):
                 mask = mask & expand(spec, late)
         # Weights pruned with the channels count towards the target of the linear layers, too.
-        where = prunable(spec, fully_connected=hybrid)
-        now = pruned(mask, where)
-        share = next_share(now, self.target, self.step)
+        prunable_mask = prunable(spec, fully_connected=hybrid)
+        pruned_share = pruned(mask, prunable_mask)
+        share = next_share(pruned_share, self.target, self.step)
         early, late = (unstructured(spec, m, mask, share, hybrid, self.per_layer) for m in (first, last))
         rule = Rule(self.accuracy, self.target, self.distance)
-        return late if rule.allows(accuracy, now, distance(early, late, where)) else mask
+        return late if rule.allows(accuracy, pruned_share, distance(early, late, prunable_mask)) else mask
 
     def _entries(self, spec: ModelSpec) -> int:
         """Bits of a mask: one for each weight, or channel, that could have been pruned."""
@@ -217,9 +219,11 @@ class SubFedAvg(LocalObjective):
     def client_facts(self, states: NDArray[np.float32], spec: ModelSpec) -> dict[str, NDArray[np.float64]]:
         """Percent of the weights of convolutions and linear layers that are pruned; of the channels too."""
         masks = states[:, : spec.P] > 0
-        everything = prunable(spec)
-        facts = {"pruned_weights": np.array([100 * pruned(mask, everything) for mask in masks])}
+        prunable_mask = prunable(spec)
+        facts = {"pruned_weights": np.array([100 * pruned(mask, prunable_mask) for mask in masks])}
         if self.pruning == "hybrid":
-            kept = [gammas(spec, mask).astype(np.bool_) for mask in masks]
-            facts["pruned_channels"] = np.array([100 * pruned(each, np.ones_like(each)) for each in kept])
+            channel_masks = [gammas(spec, mask).astype(np.bool_) for mask in masks]
+            facts["pruned_channels"] = np.array(
+                [100 * pruned(channels, np.ones_like(channels)) for channels in channel_masks]
+            )
         return facts

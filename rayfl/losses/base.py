@@ -67,10 +67,10 @@ class Loss(Section):
         Positions of texts without a target are left out; 0 if no position has a target. Subclasses may
         compute it faster.
         """
-        each = self.each(outputs, targets)
-        if each.dim() == 1:
-            return each.mean()
-        return each.sum() / (targets != IGNORED).sum().clamp_min(1)
+        losses = self.each(outputs, targets)
+        if losses.dim() == 1:
+            return losses.mean()
+        return losses.sum() / (targets != IGNORED).sum().clamp_min(1)
 
     def for_tests(self) -> Loss:
         """The loss that tests report: this one without terms that only apply in training."""

@@ -58,8 +58,8 @@ class BinaryCrossEntropy(Loss):
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         import torch
 
-        said, true = outputs > 0, targets > 0
-        return torch.cat([said & true, said & ~true, ~said & true], dim=1).double()
+        predicted, true = outputs > 0, targets > 0
+        return torch.cat([predicted & true, predicted & ~true, ~predicted & true], dim=1).double()
 
     @override
     def measured(self, sums: NDArray[np.float64], sizes: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:

@@ -232,17 +232,17 @@ class ModelSpec:
         inside = np.zeros(self.P, np.bool_)
         for start, stop in parts:
             inside[start:stop] = True
-        found = []
+        names = []
         for name, place in zip(self.names, self.slices, strict=True):
             if place.start >= self.n_parameters:
                 break
             if inside[place].any():
                 if not inside[place].all():
                     raise ValueError(f"frozen: a part of {name}; whole tensors can be frozen")
-                found.append(name)
+                names.append(name)
         if inside[: self.n_parameters].all():
             raise ValueError("frozen: all parameters; nothing is left to train")
-        return frozenset(found)
+        return frozenset(names)
 
     def mask(self, names: Iterable[str] | None = None, *, first: int | None = None) -> NDArray[np.bool_]:
         """Mask of the parameters of the given layers, ``(P,)``; arguments as in :meth:`segment`."""
@@ -315,13 +315,13 @@ def _build(model: Model, shape: tuple[int, ...], classes: int, key: int) -> nn.M
 def flat_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the flat vector in its order: parameters, then floating-point buffers that persist."""
     yield from module.named_parameters()
-    passing = {
+    transient = {
         f"{prefix}.{name}" if prefix else name
         for prefix, part in module.named_modules()
         for name in part._non_persistent_buffers_set
     }
     for name, buffer in module.named_buffers():
-        if buffer.is_floating_point() and name not in passing:
+        if buffer.is_floating_point() and name not in transient:
             yield name, buffer
 
 
@@ -336,12 +336,12 @@ def _owners(module: nn.Module) -> tuple[tuple[str, ...], list[tuple[dict[str, An
     later, submodules may not.
     """
     if module not in _OWNERS:
-        held: dict[str, tuple[dict[str, Any], str]] = {}
+        owner_of: dict[str, tuple[dict[str, Any], str]] = {}
         for prefix, part in module.named_modules():
             for owner in (part._parameters, part._buffers):
-                held.update({f"{prefix}.{key}" if prefix else key: (owner, key) for key in owner})
+                owner_of.update({f"{prefix}.{key}" if prefix else key: (owner, key) for key in owner})
         names = tuple(name for name, _ in flat_tensors(module))
-        _OWNERS[module] = names, [held[name] for name in names]
+        _OWNERS[module] = names, [owner_of[name] for name in names]
     return _OWNERS[module]
 
 

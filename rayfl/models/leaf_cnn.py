@@ -35,7 +35,7 @@ class LeafCnn(Model):
         from torch import nn
 
         channels, side = square_image(self.name, shape, sides=range(12, 129))
-        left = (side // 2 + 2 * self.second_padding - 4) // 2
+        final_side = (side // 2 + 2 * self.second_padding - 4) // 2
         return named(
             ("conv1", nn.Conv2d(channels, 32, 5, padding=2)),
             ("relu1", nn.ReLU()),
@@ -44,7 +44,7 @@ class LeafCnn(Model):
             ("relu2", nn.ReLU()),
             ("pool2", nn.MaxPool2d(2)),
             ("flatten", nn.Flatten()),
-            ("fc1", nn.Linear(64 * left * left, 2048)),
+            ("fc1", nn.Linear(64 * final_side * final_side, 2048)),
             ("relu3", nn.ReLU()),
             ("fc2", nn.Linear(2048, classes)),
         )

@@ -39,7 +39,7 @@ class LeNet5(Model):
         from torch import nn
 
         channels, side = square_image(self.name, shape, sides=(28, 32), channels=(1, 3))
-        left = ((side - 4) // 2 - 4) // 2
+        final_side = ((side - 4) // 2 - 4) // 2
         return named(
             ("conv1", nn.Conv2d(channels, 6, 5)),
             ("norm1", nn.BatchNorm2d(6)) if self.batch_norm else None,
@@ -50,7 +50,7 @@ class LeNet5(Model):
             ("relu2", nn.ReLU()),
             ("pool2", nn.MaxPool2d(2)),
             ("flatten", nn.Flatten()),
-            ("fc1", nn.Linear(16 * left * left, 120)),
+            ("fc1", nn.Linear(16 * final_side * final_side, 120)),
             ("relu3", nn.ReLU()),
             ("fc2", nn.Linear(120, 84)),
             ("relu4", nn.ReLU()),

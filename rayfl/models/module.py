@@ -49,11 +49,11 @@ class OwnModule(OwnNetwork):
 
     @override
     def outline(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        found = super().outline(shape, classes)
-        if found is super().outline(shape, classes):
+        module = super().outline(shape, classes)
+        if module is super().outline(shape, classes):
             what = f"{self.target} returns the same network again and again"
             raise ConfigError("model.target", what, "build a new one in each call, or return a deep copy")
-        return found
+        return module
 
     @override
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -61,20 +61,23 @@ class OwnModule(OwnNetwork):
         from torch import nn
 
         builder = self._builder()
-        known = {"shape": tuple(shape), "classes": classes, "num_classes": classes}
-        given: dict[str, Any] = dict(self.kwargs)
+        available = {"shape": tuple(shape), "classes": classes, "num_classes": classes}
+        arguments: dict[str, Any] = dict(self.kwargs)
         try:
             signature = inspect.signature(builder)
         except ValueError:  # a function in C
             signature = inspect.Signature()
         for name, parameter in signature.parameters.items():
-            if name in known and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                given.setdefault(name, known[name])
+            if name in available and parameter.kind in (
+                parameter.POSITIONAL_OR_KEYWORD,
+                parameter.KEYWORD_ONLY,
+            ):
+                arguments.setdefault(name, available[name])
         try:
-            signature.bind(**given)
+            signature.bind(**arguments)
         except TypeError as error:
             raise ConfigError("model.kwargs", f"{self.target}: {error}") from None
-        module = built(self.target, lambda: builder(**given), "model.target")
+        module = built(self.target, lambda: builder(**arguments), "model.target")
         if not isinstance(module, nn.Module):
             what = f"{self.target} returns {type_of(module)}"
             raise ConfigError("model.target", what, "expected a torch.nn.Module")
@@ -86,29 +89,29 @@ class OwnModule(OwnNetwork):
         if self.target != _GIVEN or not isinstance(path, str):
             return []
         try:
-            with zipfile.ZipFile(path) as packed:
-                (name,) = (each for each in packed.namelist() if each.endswith("data.pkl"))
-                named = list(pickletools.genops(packed.read(name)))
+            with zipfile.ZipFile(path) as archive:
+                (name,) = (member for member in archive.namelist() if member.endswith("data.pkl"))
+                opcodes = list(pickletools.genops(archive.read(name)))
         except (OSError, ValueError, zipfile.BadZipFile):  # reported when the run reads the file
             return []
         # torch.save writes pickle protocol 2, which names classes only by GLOBAL
-        names = [str(value).split(" ", 1) for code, value, _ in named if code.name == "GLOBAL"]
-        return sorted({f"{module}:{of}" for module, of in names if not _comes_along(module)})
+        names = [str(value).split(" ", 1) for code, value, _ in opcodes if code.name == "GLOBAL"]
+        return sorted({f"{module}:{class_name}" for module, class_name in names if not _comes_along(module)})
 
     def _builder(self) -> Any:
         from torch import nn
 
-        found = plugins.resolve(self.target, "model.target")
-        if isinstance(found, nn.Module):
+        target = plugins.resolve(self.target, "model.target")
+        if isinstance(target, nn.Module):
             what = f"{self.target} is a network that has been built"
             raise ConfigError("model.target", what, "expected its class, or a function that builds it")
-        if not callable(found) or (isinstance(found, type) and not issubclass(found, nn.Module)):
-            what = f"{self.target} is {'the class ' if isinstance(found, type) else 'a '}" + (
-                found.__name__ if isinstance(found, type) else type(found).__name__
+        if not callable(target) or (isinstance(target, type) and not issubclass(target, nn.Module)):
+            what = f"{self.target} is {'the class ' if isinstance(target, type) else 'a '}" + (
+                target.__name__ if isinstance(target, type) else type(target).__name__
             )
             remedy = "expected a class of torch.nn.Module, or a function that returns one"
             raise ConfigError("model.target", what, remedy)
-        return found
+        return target
 
 
 def settings_of(thing: Any) -> dict[str, Any] | None:
@@ -129,13 +132,13 @@ def settings_of(thing: Any) -> dict[str, Any] | None:
                 plugins.resolve(
                     plugins.target_of(part), "model"
                 )  # processes that read the file import its classes
-        written = io.BytesIO()
+        buffer = io.BytesIO()
         try:
-            torch.save(thing, written)
+            torch.save(thing, buffer)
         except Exception as error:  # weight_norm, TorchScript, a hook that is a lambda
             what = f"PyTorch cannot write the network to a file ({one_line(error)[:90]})"
             raise ConfigError("model", what, "give its class, or a function that builds it") from None
-        path = keep(written.getvalue(), ".pt")
+        path = keep(buffer.getvalue(), ".pt")
         return {"name": "module", "target": _GIVEN, "kwargs": {"path": path}}
     if not callable(thing):
         return None

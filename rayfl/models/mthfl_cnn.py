@@ -33,7 +33,7 @@ class MthflCnn(Model):
         from torch import nn
 
         channels, side = square_image(self.name, shape, sides=range(16, 129))
-        left = ((side - 4) // 2 - 4) // 2
+        final_side = ((side - 4) // 2 - 4) // 2
         return named(
             ("conv1", nn.Conv2d(channels, self.channels1, 5)),
             ("relu1", nn.ReLU()),
@@ -42,7 +42,7 @@ class MthflCnn(Model):
             ("relu2", nn.ReLU()),
             ("pool2", nn.MaxPool2d(2)),
             ("flatten", nn.Flatten()),
-            ("fc1", nn.Linear(self.channels2 * left * left, 120)),
+            ("fc1", nn.Linear(self.channels2 * final_side * final_side, 120)),
             ("relu3", nn.ReLU()),
             ("fc2", nn.Linear(120, 84)),
             ("relu4", nn.ReLU()),

@@ -29,7 +29,7 @@ class SubFedAvgCnn(Model):
         from torch import nn
 
         channels, side = square_image(self.name, shape, sides=range(16, 129))
-        left = ((side - 4) // 2 - 4) // 2
+        final_side = ((side - 4) // 2 - 4) // 2
         return named(
             ("conv1", nn.Conv2d(channels, 10, 5)),
             ("norm1", nn.BatchNorm2d(10)),
@@ -40,7 +40,7 @@ class SubFedAvgCnn(Model):
             ("relu2", nn.ReLU()),
             ("pool2", nn.MaxPool2d(2)),
             ("flatten", nn.Flatten()),
-            ("fc1", nn.Linear(20 * left * left, 50)),
+            ("fc1", nn.Linear(20 * final_side * final_side, 50)),
             ("relu3", nn.ReLU()),
             ("fc2", nn.Linear(50, classes)),
         )

@@ -28,7 +28,11 @@ class TimmNetwork(OwnNetwork):
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """For images ``(C, H, W)``."""
         timm: Any = library("timm")
-        given = {"pretrained": False, "num_classes": classes, "in_chans": image_channels(self.arch, shape)}
+        arguments = {
+            "pretrained": False,
+            "num_classes": classes,
+            "in_chans": image_channels(self.arch, shape),
+        }
         if not timm.is_model(self.arch):
             raise ConfigError(
                 "model.arch", f"timm has no network {self.arch!r}", nearest(self.arch, timm.list_models())
@@ -36,9 +40,9 @@ class TimmNetwork(OwnNetwork):
 
         def make() -> Any:
             try:
-                return timm.create_model(self.arch, **{"img_size": shape[1:], **given, **self.kwargs})
+                return timm.create_model(self.arch, **{"img_size": shape[1:], **arguments, **self.kwargs})
             except TypeError:  # convolutional networks have no img_size: they take images of any size
-                return timm.create_model(self.arch, **{**given, **self.kwargs})
+                return timm.create_model(self.arch, **{**arguments, **self.kwargs})
 
         module: nn.Module = built(self.arch, make)
         return module

@@ -37,17 +37,17 @@ class TorchvisionNetwork(OwnNetwork):
 
         channels = image_channels(self.arch, shape)
         models: Any = torchvision_models()
-        known = models.list_models(module=models)
-        if self.arch not in known:
+        names = models.list_models(module=models)
+        if self.arch not in names:
             raise ConfigError(
-                "model.arch", f"torchvision has no network {self.arch!r}", nearest(self.arch, known)
+                "model.arch", f"torchvision has no network {self.arch!r}", nearest(self.arch, names)
             )
-        given = dict(self.kwargs)
+        arguments = dict(self.kwargs)
         if self.arch.startswith("vit") and self.stem == "imagenet":
-            given.setdefault("image_size", shape[1])
+            arguments.setdefault("image_size", shape[1])
         module: nn.Module = built(
             self.arch,
-            lambda: models.get_model(self.arch, weights=None, num_classes=classes, **given),
+            lambda: models.get_model(self.arch, weights=None, num_classes=classes, **arguments),
         )
         if self.stem == "cifar":
             stems.for_small_images(self.arch, module, shape, classes)

@@ -53,19 +53,26 @@ class TransformersNetwork(OwnNetwork):
         transformers: Any = library("transformers")
         local = os.path.isdir(self.arch)
         if self.task == "numbers":
-            given: dict[str, Any] = {"num_channels": image_channels(self.arch, shape), "image_size": shape[1]}
+            arguments: dict[str, Any] = {
+                "num_channels": image_channels(self.arch, shape),
+                "image_size": shape[1],
+            }
         elif len(shape) != 1:
             raise ConfigError("model", f"{self.arch} takes texts, not samples of shape {shape}")
         else:
-            given = {} if local else {"pad_token_id": 0}
-        given = {**given, ("vocab_size" if self.task == "words" else "num_labels"): classes, **self.kwargs}
+            arguments = {} if local else {"pad_token_id": 0}
+        arguments = {
+            **arguments,
+            ("vocab_size" if self.task == "words" else "num_labels"): classes,
+            **self.kwargs,
+        }
 
         def make() -> nn.Module:
             if local:
                 read = transformers.AutoConfig.from_pretrained
-                config = read(self.arch, local_files_only=True, **given)
+                config = read(self.arch, local_files_only=True, **arguments)
             else:
-                config = transformers.AutoConfig.for_model(self.arch, **given)
+                config = transformers.AutoConfig.for_model(self.arch, **arguments)
             network = getattr(transformers, _AUTO[self.task]).from_config(config)
             if self.task == "words":
                 return WordLogits(network)

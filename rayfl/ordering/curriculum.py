@@ -117,21 +117,21 @@ class Curriculum(Ordering):
         if self.score == "expert":
             assert self.expert is not None
             users = [(_read(self.expert, arrival.spec), list(range(len(arrival.sizes))))]
-        see = _predicted if self.score.endswith("_prediction") else _lost
-        seen = _seen(arrival, users, see) if not self.score.startswith("local") else None
-        own = _seen(arrival, _own(arrival), see) if self._looks_back else seen
-        seen = seen or own
-        assert seen is not None
+        measure = _predicted if self.score.endswith("_prediction") else _lost
+        received = _seen(arrival, users, measure) if not self.score.startswith("local") else None
+        own = _seen(arrival, _own(arrival), measure) if self._looks_back else received
+        received = received or own
+        assert received is not None
         assert own is not None
         if self.score.endswith("_prediction"):
             both = self.score == "both_prediction"
             return [
                 agreement(a, b if both and not fresh else y, y)
                 for a, b, y, fresh in zip(
-                    seen.found, own.found, seen.targets, arrival.fresh.tolist(), strict=True
+                    received.found, own.found, received.targets, arrival.fresh.tolist(), strict=True
                 )
             ]
-        return curriculum.alike(_by_loss, seen.found, own.found)
+        return curriculum.alike(_by_loss, received.found, own.found)
 
 
 @dataclass(frozen=True)
@@ -202,24 +202,24 @@ def _seen(arrival: Arrival, users: Users, see: Callable[..., NDArray[Any]]) -> S
             :func:`_lost` or :func:`_predicted`.
     """
     order: list[int] = []
-    found: list[NDArray[Any]] = []
+    values: list[NDArray[Any]] = []
     targets: list[NDArray[np.int64]] = []
     for model, rows in users:
         logits, y = arrival.logits(model, rows)
-        wanted, sizes = y.cpu().numpy(), arrival.sizes[rows].tolist()
+        labels, sizes = y.cpu().numpy(), arrival.sizes[rows].tolist()
         order += rows
-        found += curriculum.cut(see(arrival.spec.loss.for_tests(), logits, y), sizes)
-        targets += curriculum.cut(wanted, sizes)
+        values += curriculum.cut(see(arrival.spec.loss.for_tests(), logits, y), sizes)
+        targets += curriculum.cut(labels, sizes)
     if len(users) == 1:  # one model for all clients, which are in block order already
-        return Seen(found, targets)
+        return Seen(values, targets)
     places = np.argsort(order).tolist()
-    return Seen([found[place] for place in places], [targets[place] for place in places])
+    return Seen([values[place] for place in places], [targets[place] for place in places])
 
 
 def _lost(loss: Loss, logits: torch.Tensor, y: torch.Tensor) -> NDArray[np.float64]:
     """The loss of each sample ``(n,)``."""
-    each = loss.each(logits, y).double().cpu().numpy()
-    return each if each.ndim == 1 else _mean_of_words(each, y.cpu().numpy())
+    losses = loss.each(logits, y).double().cpu().numpy()
+    return losses if losses.ndim == 1 else _mean_of_words(losses, y.cpu().numpy())
 
 
 def _predicted(loss: Loss, logits: torch.Tensor, y: torch.Tensor) -> NDArray[np.int64]:
@@ -250,8 +250,8 @@ def _read(path: Path, spec: ModelSpec) -> torch.Tensor:
     except SafetensorError as error:
         raise ConfigError(where, f"{path} is not a safetensors file ({error})", remedy) from None
     for name, shape in zip(spec.names, spec.shapes, strict=True):
-        found = tuple(tensors[name].shape) if name in tensors else "missing"
-        if found != shape:
-            what = f"{path} is of another architecture, its {name} is {found} instead of {shape}"
+        stored_shape = tuple(tensors[name].shape) if name in tensors else "missing"
+        if stored_shape != shape:
+            what = f"{path} is of another architecture, its {name} is {stored_shape} instead of {shape}"
             raise ConfigError(where, what, remedy)
     return torch.cat([tensors[name].reshape(-1).float() for name in spec.names])

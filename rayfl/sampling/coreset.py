@@ -49,5 +49,5 @@ class CoresetSampling(Sampling):
             seed=key(candidates.seed, "coreset", candidates.round) % 2**32,
         )
         others = np.setdiff1d(np.arange(len(candidates.ids)), chosen.ids)
-        more = rng.choice(others, candidates.count - len(chosen), replace=False)
-        return np.sort(candidates.ids[np.concatenate([chosen.ids, more])])
+        drawn = rng.choice(others, candidates.count - len(chosen), replace=False)
+        return np.sort(candidates.ids[np.concatenate([chosen.ids, drawn])])

@@ -45,8 +45,8 @@ class Centroids(Signature):
         with _libraries().limit(limits=1), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fewer clusters than k, if samples differ by rounding only
             seed = key % 2**32
-            found = KMeans(self.k, n_init=self.restarts, random_state=seed).fit(samples)
-        return np.asarray(found.cluster_centers_, np.float32)
+            kmeans = KMeans(self.k, n_init=self.restarts, random_state=seed).fit(samples)
+        return np.asarray(kmeans.cluster_centers_, np.float32)
 
 
 @functools.cache

@@ -90,8 +90,8 @@ class Spectrum(Signature):
         """:meth:`relate` of several users; the others' eigenvectors are put side by side once, if that takes
         little memory.
         """
-        few = sum(other[1:].size for other in others) <= KEPT
-        kept = list(_side_by_side(others)) if few else None
+        fits = sum(other[1:].size for other in others) <= KEPT
+        cached = list(_side_by_side(others)) if fits else None
         directions = sum(other.shape[1] for other in others)
         rows = []
         with one_thread():
@@ -100,7 +100,7 @@ class Spectrum(Signature):
                 gram = _of_equal_length(samples) if directions >= MANY * len(samples) else None
                 row = [
                     _geometric_mean_ratios(values, _lengths(samples, gram, vectors), counts)
-                    for vectors, counts in kept or _side_by_side(others)
+                    for vectors, counts in cached or _side_by_side(others)
                 ]
                 rows.append(np.concatenate([np.zeros(0), *row]))
         return np.stack(rows)
@@ -114,8 +114,8 @@ def _of_equal_length(samples: NDArray[np.float64]) -> NDArray[np.float64] | None
     if len(samples) > samples.shape[1]:
         return None
     _, singular, right = np.linalg.svd(samples, full_matrices=False)
-    found: NDArray[np.float64] = (singular**2 / len(samples))[:, None] * right
-    return found
+    scaled: NDArray[np.float64] = (singular**2 / len(samples))[:, None] * right
+    return scaled
 
 
 def _lengths(
@@ -123,8 +123,8 @@ def _lengths(
 ) -> NDArray[np.float64]:
     """``|G v|`` of each column v of the vectors ``(D, V)``, given :func:`_of_equal_length` or without."""
     products = samples.T @ (samples @ vectors) / len(samples) if gram is None else gram @ vectors
-    found: NDArray[np.float64] = np.linalg.norm(products, axis=0)
-    return found
+    lengths: NDArray[np.float64] = np.linalg.norm(products, axis=0)
+    return lengths
 
 
 def _side_by_side(
@@ -147,14 +147,14 @@ def _geometric_mean_ratios(
         projected: lengths of the n users' projected eigenvectors, one user after the other.
         counts: how many each of them has ``(n,)``.
     """
-    found, firsts = np.zeros(len(counts)), np.cumsum(counts) - counts
+    means, firsts = np.zeros(len(counts)), np.cumsum(counts) - counts
     for count in np.unique(counts).tolist():  # nearly always there is only one
-        kept = min(len(own), count)
-        if kept == 0:
+        n_common = min(len(own), count)
+        if n_common == 0:
             continue
-        same = np.flatnonzero(counts == count)
-        lengths = projected[firsts[same, None] + np.arange(kept)]
-        ratios = np.minimum(own[:kept], lengths) / np.maximum(own[:kept], lengths)
+        users = np.flatnonzero(counts == count)
+        lengths = projected[firsts[users, None] + np.arange(n_common)]
+        ratios = np.minimum(own[:n_common], lengths) / np.maximum(own[:n_common], lengths)
         positive = (ratios > 0).all(axis=1)
-        found[same[positive]] = np.exp(np.log(ratios[positive]).mean(axis=1))
-    return found
+        means[users[positive]] = np.exp(np.log(ratios[positive]).mean(axis=1))
+    return means

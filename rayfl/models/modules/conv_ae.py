@@ -143,24 +143,24 @@ def framed(x: NDArray[np.generic], shape: tuple[int, int, int]) -> torch.Tensor:
     images = torch.from_numpy(np.ascontiguousarray(x, np.float32))
     if x.dtype == np.uint8:
         images = images / 255
-    below, beside = height - images.shape[2], width - images.shape[3]
-    if below < 0 or beside < 0:
+    extra_height, extra_width = height - images.shape[2], width - images.shape[3]
+    if extra_height < 0 or extra_width < 0:
         images = functional.interpolate(images, (height, width), mode="bilinear", antialias=True)
-    elif below or beside:
-        left, top = beside // 2, below // 2
-        images = functional.pad(images, (left, beside - left, top, below - top))
+    elif extra_height or extra_width:
+        left, top = extra_width // 2, extra_height // 2
+        images = functional.pad(images, (left, extra_width - left, top, extra_height - top))
     return images.contiguous(memory_format=torch.channels_last)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Use one torch thread: sums that are split among threads are rounded differently."""
-    before = torch.get_num_threads()
+    n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(n_threads)
 
 
 def _fast(model: ConvAE) -> ConvAE:

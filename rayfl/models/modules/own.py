@@ -43,7 +43,7 @@ def check_tensors(module: nn.Module, again: nn.Module) -> None:
         if not parameter.requires_grad:
             remedy = "every parameter is trained; what is not to be is a buffer"
             raise ConfigError(_WHERE, f"{name} has requires_grad=False", remedy)
-    state, other = module.state_dict(), again.state_dict()
+    state, other_state = module.state_dict(), again.state_dict()
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             continue
@@ -52,7 +52,7 @@ def check_tensors(module: nn.Module, again: nn.Module) -> None:
         if not tensor.isfinite().all():
             remedy = "a buffer that is not part of the model: register_buffer(..., persistent=False)"
             raise ConfigError(_WHERE, f"{name} starts with infinite numbers", remedy)
-        if not torch.equal(tensor, other[name]):
+        if not torch.equal(tensor, other_state[name]):
             remedy = "draw from torch's global generator, which is seeded"
             raise ConfigError(_WHERE, f"{name} starts with other numbers each time", remedy)
 
@@ -95,10 +95,10 @@ def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task:
     if task == "numbers":  # not zeros: a network may divide by them, and dropout would not change them
         x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # module is in evaluation
-        outputs, again = (_tried("forward", partial(module, x), x) for _ in range(2))
+        outputs, repeated = (_tried("forward", partial(module, x), x) for _ in range(2))
     if not outputs.isfinite().all():
         raise ConfigError(_WHERE, "forward returns NaN or infinity for inputs between 0 and 1")
-    if not torch.equal(outputs, again):
+    if not torch.equal(outputs, repeated):
         what = "forward returns other outputs each time for the same samples in evaluation"
         remedy = "draw random numbers in training alone, as F.dropout(x, p, self.training) does"
         raise ConfigError(_WHERE, what, remedy)
@@ -182,10 +182,10 @@ def replace_batch_norm(module: nn.Module) -> None:
     Raises:
         ConfigError: if there is no BatchNorm, or a subclass of it that does more than normalise.
     """
-    found = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if not found:
+    norms = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
         raise ConfigError("model.norm", "the network has no BatchNorm to replace", "leave norm out")
-    for name, part in found:
+    for name, part in norms:
         if type(part) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) or not name:
             what = f"{name or 'the network'} is {type_of(part)}, which is more than BatchNorm"
             raise ConfigError("model.norm", what, "choose the norm by kwargs")
@@ -216,20 +216,20 @@ def load_weights(module: nn.Module, path: Path, last: tuple[str, ...]) -> None:
     except Exception as error:
         what = f"{path} is not a state dict ({one_line(error)})"
         raise ConfigError(where, what, "expected tensors by name, .safetensors or torch.save") from error
-    own = dict(flat_tensors(module))
+    tensors = dict(flat_tensors(module))
     wrapper = next((f"{name}." for name, _ in module.named_children()), "")
-    if wrapper and all(name.startswith(wrapper) for name in own):  # a file may lack this prefix
+    if wrapper and all(name.startswith(wrapper) for name in tensors):  # a file may lack this prefix
         state = {**{wrapper + name: tensor for name, tensor in state.items()}, **state}
 
     def is_last(name: str) -> bool:
         return any((name + ".").startswith(member + ".") for member in last)
 
     with torch.no_grad():
-        for name, tensor in own.items():
-            given = state.get(name)
-            if given is not None and given.shape == tensor.shape:
-                tensor.copy_(given)
+        for name, tensor in tensors.items():
+            stored = state.get(name)
+            if stored is not None and stored.shape == tensor.shape:
+                tensor.copy_(stored)
             elif not is_last(name):
-                problem = "is missing" if given is None else f"has shape {tuple(given.shape)}"
+                problem = "is missing" if stored is None else f"has shape {tuple(stored.shape)}"
                 what = f"{path.name}: {name} {problem}"
                 raise ConfigError(where, what, f"the network's has shape {tuple(tensor.shape)}")

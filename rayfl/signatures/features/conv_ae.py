@@ -161,8 +161,10 @@ class ConvAEFeatures(FeatureMap):
             settings |= {"fine_tune_shared": self.fine_tune_shared, "images": [images, *x.shape]}
             pretrained = weights
             weights = _kept(root, settings, lambda: self._fine_tune(pretrained, x, shape, key))
-        whole = max(self.fine_tune, self.fine_tune_again or 0) > 0
-        return Encoder(weights, x.shape[1:], self.latent, self.fine_tune, self.batch_size, self.lr, whole)
+        sends_decoder = max(self.fine_tune, self.fine_tune_again or 0) > 0
+        return Encoder(
+            weights, x.shape[1:], self.latent, self.fine_tune, self.batch_size, self.lr, sends_decoder
+        )
 
     def _train(self, x: NDArray[np.generic], shape: tuple[int, int, int], key: int) -> Weights:
         """The weights after training on the images ``x`` ``(n, c, h, w)``."""
