@@ -299,7 +299,7 @@ def _show_estimate(prepared: Any, jobs: int | None, archive: Path | None) -> Non
     from rayfl.study.preparation import as_chosen, check_clients
     from rayfl.study.searching import most_runs
 
-    tried = [run for each in prepared.candidates for run in each.runs]
+    tried = [run for candidate in prepared.candidates for run in candidate.runs]
     for title, runs in (("choosing settings", tried), ("runs", as_chosen(prepared))):
         if runs:
             check_clients(runs)
@@ -561,9 +561,9 @@ def _preset_line(path: Path) -> str:
     from rayfl.paper import deviations
 
     paper, settings = config.with_paper(path)
-    differing = len(deviations(paper, settings.to_dict())) if paper else 0
-    count = f"; {differing} setting{'s' * (differing > 1)} not the paper's" if differing else ""
-    return f"{config.describe_preset(path)}{count}"
+    count = len(deviations(paper, settings.to_dict())) if paper else 0
+    remark = f"; {count} setting{'s' * (count > 1)} not the paper's" if count else ""
+    return f"{config.describe_preset(path)}{remark}"
 
 
 def _show_preset(name: str) -> None:

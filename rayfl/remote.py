@@ -245,9 +245,9 @@ class Remote:
             system, path = self._place
             selector = fs.FileSelector(f"{path}/{folder}".rstrip("/"), recursive=True, allow_not_found=True)
             infos = [info for info in system.get_file_info(selector) if info.type == fs.FileType.File]
-            names = {i.path[len(path) + 1 :]: (i.size, i.mtime.timestamp()) for i in infos}
+            entries = {i.path[len(path) + 1 :]: (i.size, i.mtime.timestamp()) for i in infos}
         # Leave out the temporary file of a lease that is being written.
-        return {name: entry for name, entry in names.items() if not name.startswith(f"{_LEASE}/.")}
+        return {name: entry for name, entry in entries.items() if not name.startswith(f"{_LEASE}/.")}
 
     @contextlib.contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -483,12 +483,12 @@ class Remote:
             status = self._read_json(lease).get("status") or status
         if status is not None:
             (folder / "status.json").write_text(json.dumps(status), encoding="utf-8")
-        wanted = ["config.yaml", *(() if status else ("status.json", "summary.json", "rounds.csv"))]
+        file_names = ["config.yaml", *(() if status else ("status.json", "summary.json", "rounds.csv"))]
         from pyarrow import fs
 
         with self._reaching():
             system, path = self._place
-            for info in system.get_file_info([f"{path}/{name}" for name in wanted]):
+            for info in system.get_file_info([f"{path}/{name}" for name in file_names]):
                 if info.type == fs.FileType.File:
                     target = folder / info.base_name
                     with system.open_input_stream(info.path) as file:

@@ -257,11 +257,13 @@ def of_arrays(
     if domains[0] is not None and domains[1] is not None:
         check_counted(int(max(domains[0].max(), domains[1].max())), total, f"{where}: domains")
     class_names = tuple(str(label) for label in arrays.get("class_names", np.empty(0)).reshape(-1))
-    used = int(max(y_train.max(), y_test.max())) + 1
-    check_counted(used - 1, total, f"{where}: labels")
-    if class_names and len(class_names) < used:
-        raise DataError(f"{where}: labels go up to {used - 1} but there are {len(class_names)} class_names")
-    classes = max(used, len(class_names))
+    label_count = int(max(y_train.max(), y_test.max())) + 1
+    check_counted(label_count - 1, total, f"{where}: labels")
+    if class_names and len(class_names) < label_count:
+        raise DataError(
+            f"{where}: labels go up to {label_count - 1} but there are {len(class_names)} class_names"
+        )
+    classes = max(label_count, len(class_names))
     samples = Samples(
         name, x_train, y_train, x_test, y_test, classes, domains[0], domains[1], class_names,
         targets_train=targets_train, targets_test=targets_test,

@@ -445,8 +445,8 @@ class Federation:
         if targets is None or samples.numeric:
             return lists.sizes
         words = (targets[lists.values] != IGNORED).sum(axis=1)
-        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
-        return np.diff(before[lists.offsets])
+        word_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
+        return np.diff(word_offsets[lists.offsets])
 
     def tested_on(self, on: TestedOn, client: int) -> tuple[Part, NDArray[np.int32]]:
         """The part of the data and the ids of the samples ``(n,)`` that a client is tested on.

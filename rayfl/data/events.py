@@ -234,12 +234,14 @@ def build_stages(
     """
     check_settings(samples, validation, test_samples)
     for place, event in enumerate(events):
-        last = rounds if isinstance(event, Join) and not event.returning else rounds - 1
-        if event.round > last:
+        last_round = rounds if isinstance(event, Join) and not event.returning else rounds - 1
+        if event.round > last_round:
             raise ConfigError(
                 f"events.{place}.round",
                 f"it would happen after {event.round} of {counted(rounds, 'round')}",
-                f"it must lie in 1..{last}" if last else "a single round has no room for such events",
+                f"it must lie in 1..{last_round}"
+                if last_round
+                else "a single round has no room for such events",
             )
     assignment = assigned_by(partition, samples, seed)
     newcomers = _newcomers(events, assignment.groups, len(assignment.clients), seed)
@@ -331,11 +333,13 @@ def numbered(events: Sequence[BaseEvent], names: Names | None) -> list[BaseEvent
     Raises:
         ConfigError: if there is no client of that id.
     """
-    numbers = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
+    numbers_by_id = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
     return [
         event.model_copy(
             update={
-                "clients": tuple(client_number(c, numbers, f"events.{place}.clients") for c in event.clients)
+                "clients": tuple(
+                    client_number(c, numbers_by_id, f"events.{place}.clients") for c in event.clients
+                )
             }
         )
         if isinstance(event, ClientEvent) and isinstance(event.clients, tuple)

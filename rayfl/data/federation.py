@@ -299,8 +299,8 @@ class _Drawn:
 
         most = available[stratum] * size[client] // counts  # m_i as far as this stratum allows
         starts = np.searchsorted(client, np.arange(len(assigned)))
-        others = np.logical_or.reduceat(~self.scarce[stratum], starts)[client]
-        total = np.minimum.reduceat(np.where(self.scarce[stratum] & others, _ANY, most), starts)
+        has_others = np.logical_or.reduceat(~self.scarce[stratum], starts)[client]
+        total = np.minimum.reduceat(np.where(self.scarce[stratum] & has_others, _ANY, most), starts)
         if self.cap is not None:
             total = np.minimum(total, self.cap)
         quota = total[client] * counts

@@ -247,10 +247,10 @@ class HuggingFace(Dataset):
             part.select_columns([column]).cast_column(column, datasets.Image(decode=False)) for part in parts
         ]
         pictures: list[tuple[str, Opened]] = []
-        at = self._at(parts)
+        place_of = self._at(parts)
         for part in encoded:
             for value in part[column]:
-                where = at(len(pictures))
+                where = place_of(len(pictures))
                 if value is None:
                     raise DataError(f"{where}: column {column!r} has no image")
                 pictures.append((where, partial(_open, value)))

@@ -142,10 +142,10 @@ class Tasks(SizedPartition):
             DataError: if too few are left.
         """
         firsts = np.cumsum([0, *(len(counts) for counts in sizes)])
-        used = {label for task in self.tasks for label in task.labels}
+        task_labels = {label for task in self.tasks for label in task.labels}
         for place in sorted(range(len(sizes)), key=lambda task: -int(sizes[task].sum())):
             need = int(sizes[place].sum())
-            foreign_labels = sorted(used - set(self.tasks[place].labels))
+            foreign_labels = sorted(task_labels - set(self.tasks[place].labels))
             available = np.flatnonzero((owners < 0) & np.isin(labels, foreign_labels))
             if need > len(available):
                 raise DataError(
