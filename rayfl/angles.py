@@ -37,8 +37,8 @@ def principal_angle(products: Distances, vectors: int | None = None) -> Array:
         products = np.swapaxes(products, -2, -1)
     rows, size = products.shape[-2:]
     if size > 3:
-        whole = np.ascontiguousarray(products, np.float64)
-        largest = np.linalg.eigvalsh(np.swapaxes(whole, -2, -1) @ whole)[..., -1]
+        matrices = np.ascontiguousarray(products, np.float64)
+        largest = np.linalg.eigvalsh(np.swapaxes(matrices, -2, -1) @ matrices)[..., -1]
         return _degrees(np.sqrt(np.maximum(largest, 0.0)))
     m = [[products[..., a, b].astype(np.float64) for b in range(size)] for a in range(rows)]
     gram = [[sum(row[a] * row[b] for row in m) if a <= b else None for b in range(size)] for a in range(size)]

@@ -88,24 +88,24 @@ def run_once(config: Config, name: str, on_event: Listener = lambda event: None)
         ConfigError: if it has been resumed with another number of rounds.
         ConfigError, DataError, Interrupted: as :func:`run`.
     """
-    path, there = config.output.folder / name, config.output.remote(name)
-    if there is not None and there.files():
-        there.fetch(path)
+    path, remote = config.output.folder / name, config.output.remote(name)
+    if remote is not None and remote.files():
+        remote.fetch(path)
     if not (path / "config.yaml").is_file():
         check(config)
         if config.execution.backend == "ray":
             connect(config)
         return _execute(config, RunDirectory.create_as(config, name), on_event)
-    begun = RunDirectory.open(path).config
-    if begun.rounds != config.rounds:
+    recorded_config = RunDirectory.open(path).config
+    if recorded_config.rounds != config.rounds:
         raise ConfigError(
             "rounds",
-            f"{path} was resumed with {begun.rounds:,} rounds, {config.rounds:,} are wanted",
+            f"{path} was resumed with {recorded_config.rounds:,} rounds, {config.rounds:,} are wanted",
             "move it to another folder",
         )
-    places = config.execution.model_dump(mode="json", exclude={"address"})
-    given = [f"execution.{key}={json.dumps(value)}" for key, value in places.items()]
-    return resume(path, given, on_event)
+    execution = config.execution.model_dump(mode="json", exclude={"address"})
+    settings = [f"execution.{key}={json.dumps(value)}" for key, value in execution.items()]
+    return resume(path, settings, on_event)
 
 
 def resume(
@@ -147,17 +147,17 @@ def resume(
             raise ConfigError(
                 text, "cannot be changed in a resumed run", "rounds, execution.* and output.* can"
             )
-    begun = directory.config_with(changed)
-    config = continued(begun, overrides)
-    if config.output.root != begun.output.root:
+    recorded_config = directory.config_with(changed)
+    config = continued(recorded_config, overrides)
+    if config.output.root != recorded_config.output.root:
         raise ConfigError(
             "output.root",
             "cannot be changed in a resumed run",
             "move the run directory first",
         )
-    _check_execution(begun, config, on_event)
-    finished = directory.read_json("summary.json")
-    if finished is not None and finished.get("rounds", 0) >= config.rounds:
+    _check_execution(recorded_config, config, on_event)
+    summary = directory.read_json("summary.json")
+    if summary is not None and summary.get("rounds", 0) >= config.rounds:
         on_event(Note(f"all {config.rounds} rounds are complete; nothing to resume"))
         directory.republish()  # the last try may have failed
         return Result(directory.path)
@@ -273,9 +273,9 @@ def _signals(stop: threading.Event) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -75,8 +75,8 @@ class Received(Mapping[Key, Any]):
         self._objects = objects
 
     def __getitem__(self, key: Key) -> Any:
-        found = self._objects[key]
-        return whole(found.shards) if isinstance(found, Joined) else found
+        value = self._objects[key]
+        return whole(value.shards) if isinstance(value, Joined) else value
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._objects)
@@ -87,11 +87,11 @@ class Received(Mapping[Key, Any]):
 
 def received(names: Names, values: Iterator[Any]) -> Objects:
     """The objects with these names; the inverse of :func:`laid_out`, from the values that were sent."""
-    found = {
+    objects = {
         key: Joined(tuple(next(values) for _ in range(shards))) if shards else next(values)
         for key, shards in names
     }
-    return Received(found) if any(shards for _, shards in names) else found
+    return Received(objects) if any(shards for _, shards in names) else objects
 
 
 def whole(shards: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -274,10 +274,10 @@ def bundles(tasks: Sequence[Task], actors: int) -> list[list[int]]:
     count = min(len(tasks), actors if worth <= actors else max(_SPARE * actors, math.ceil(worth)))
     if count == len(tasks):
         return [[i] for i in order]
-    found: list[list[int]] = [[] for _ in range(count)]
-    loads = [(0.0, at) for at in range(count)]
+    messages: list[list[int]] = [[] for _ in range(count)]
+    loads = [(0.0, index) for index in range(count)]
     for i in order:
-        load, at = loads[0]
-        heapq.heapreplace(loads, (load + tasks[i].cost, at))
-        found[at].append(i)
-    return sorted(found, key=lambda bundle: (-sum(tasks[i].cost for i in bundle), bundle))
+        load, index = loads[0]
+        heapq.heapreplace(loads, (load + tasks[i].cost, index))
+        messages[index].append(i)
+    return sorted(messages, key=lambda bundle: (-sum(tasks[i].cost for i in bundle), bundle))

@@ -114,15 +114,15 @@ def run(
     ] = False,
 ) -> None:
     """Run a preset or a config file."""
-    given = overrides or []
+    settings = overrides or []
     with _importing_parts():
         from rayfl.config import changes, load, on_the_same_data, variant
 
-        first = load(config, given)
+        first = load(config, settings)
     configs = [first]
     for name in filter(None, map(str.strip, beside.split(","))):
         try:
-            configs.append(variant(config, given, name))
+            configs.append(variant(config, settings, name))
         except ConfigError as error:
             raise ConfigError(f"--beside {name}: {error.where}", error.what, error.remedy) from None
     configs = on_the_same_data(configs)
@@ -130,7 +130,7 @@ def run(
         for each in configs:
             _show_plan(each)
         return
-    _run_all(configs, [changes(each, config, given) for each in configs], resume)
+    _run_all(configs, [changes(each, config, settings) for each in configs], resume)
 
 
 def _run_all(configs: list[Config], changed: list[tuple[str, ...]], resume: bool) -> None:
@@ -187,11 +187,11 @@ def _show_plan(config: Config) -> None:
 
     building.check(config)
     stages, host = building.build(config)
-    there = prospect(config)
-    plan = driving.arithmetic(config, stages[0].federation, host, there)
+    resources = prospect(config)
+    plan = driving.arithmetic(config, stages[0].federation, host, resources)
     _say(config.to_yaml().rstrip())
     about_precision = precision.remarks(host.precision, host.device)
-    assumed = [there.assumed] if there.assumed else []
+    assumed = [resources.assumed] if resources.assumed else []
     for line in (*plan.lines(), *assumed, *about_precision, *remarks(stages[0].federation)):
         _say(f"# {line}")
 
@@ -273,25 +273,25 @@ def study(
     folder = out_folder or folder_of(prepared.study, size, only or [], seeds, overrides or [])
     _say(prepared.study.title or prepared.study.name)
     with StudyDisplay(out) as display:
-        found = execute(prepared, folder, inline, jobs, display.watch, archive)
-    if found.stopped and not found.results.runs:
+        outcome = execute(prepared, folder, inline, jobs, display.watch, archive)
+    if outcome.stopped and not outcome.results.runs:
         print("stopped while settings were chosen; the same command resumes the study", file=sys.stderr)
         raise typer.Exit(130)
     _say("")
-    main = tables.main_table(found.results, tall=True)
-    out.print(text_tables(main.header, main.rows, main.left, main.caption, out.width))
-    for line in tables.claim_lines(found.judgements):
+    table = tables.main_table(outcome.results, tall=True)
+    out.print(text_tables(table.header, table.rows, table.left, table.caption, out.width))
+    for line in tables.claim_lines(outcome.judgements):
         _say(line)
-    _say(f"results: {short(found.folder)}/ with study.html, table.md, runs.csv, claims.json, figures")
-    for title, error in found.failed.items():
+    _say(f"results: {short(outcome.folder)}/ with study.html, table.md, runs.csv, claims.json, figures")
+    for title, error in outcome.failed.items():
         print(f"error: {title}: {error}", file=sys.stderr)
-    if found.stopped:
+    if outcome.stopped:
         print("stopped; the same command resumes the study", file=sys.stderr)
         raise typer.Exit(130)
-    if found.failed:
+    if outcome.failed:
         raise typer.Exit(1)
     if check:
-        raise typer.Exit(claim_rules.EXIT_CODES[found.verdict])
+        raise typer.Exit(claim_rules.EXIT_CODES[outcome.verdict])
 
 
 def _show_estimate(prepared: Any, jobs: int | None, archive: Path | None) -> None:
@@ -299,7 +299,7 @@ def _show_estimate(prepared: Any, jobs: int | None, archive: Path | None) -> Non
     from rayfl.study.preparation import as_chosen, check_clients
     from rayfl.study.searching import most_runs
 
-    tried = [run for each in prepared.candidates for run in each.runs]
+    tried = [run for candidate in prepared.candidates for run in candidate.runs]
     for title, runs in (("choosing settings", tried), ("runs", as_chosen(prepared))):
         if runs:
             check_clients(runs)
@@ -337,9 +337,9 @@ def partition(
     loaded = load(config, overrides or [])
     names = [name for name in map(str.strip, measures.split(",")) if name]
     folder = out_folder or Path(f"partition-{loaded.name}")
-    for found in report_partition.views(loaded, names, compare_clients):
-        report_partition.show(found, out)
-        for path in report_partition.write(found, folder / found.folder):
+    for division in report_partition.views(loaded, names, compare_clients):
+        report_partition.show(division, out)
+        for path in report_partition.write(division, folder / division.folder):
             _say(f"written: {short(path)}")
 
 
@@ -362,29 +362,31 @@ def cluster(
 
     changes = overrides or []
     one_shot = {name: part for name, part in ALGORITHMS.items() if issubclass(part, OneShotClustered)}
-    named = [name for name in map(str.strip, beside.split(",")) if name]
-    everyone = [name for name in one_shot if not one_shot[name].shuffles]
-    names = everyone if named == ["all"] else named
+    requested = [name for name in map(str.strip, beside.split(",")) if name]
+    all_names = [name for name in one_shot if not one_shot[name].shuffles]
+    names = all_names if requested == ["all"] else requested
     try:
         first = load(config, changes)
     except ConfigError:  # the config's own algorithm may not accept settings of a clustering
         if not names:
             raise
         first = variant(config, changes, names[0])
-    own = [first] if first.algorithm.name in one_shot or not names else []
-    others, unfit = [], []
+    own_configs = [first] if first.algorithm.name in one_shot or not names else []
+    other_configs, unfit = [], []
     for name in names:
         try:
-            others += [variant(config, changes, name)] if name != first.algorithm.name else []
+            other_configs += [variant(config, changes, name)] if name != first.algorithm.name else []
         except ConfigError as error:
-            if named != ["all"]:
+            if requested != ["all"]:
                 raise ConfigError(f"--beside {name}: {error.where}", error.what, error.remedy) from None
             unfit.append(f"{name}: {error}")
-    found, refused = clustering.cluster_without_training(on_the_same_data([*own, *others]))
-    show(found, out)
+    clusterings, refused = clustering.cluster_without_training(
+        on_the_same_data([*own_configs, *other_configs])
+    )
+    show(clusterings, out)
     for line in [*unfit, *refused]:
         _say(f"left out: {line}")
-    for path in clustering.write(found, out_folder or Path(f"cluster-{first.name}")):
+    for path in clustering.write(clusterings, out_folder or Path(f"cluster-{first.name}")):
         _say(f"written: {short(path)}")
 
 
@@ -459,8 +461,8 @@ def _remedy(name: str) -> str:
     with _importing_parts():
         from rayfl.config import kinds
 
-        having = [kind for kind, registry in kinds.KINDS.items() if name in registry]
-    return f"rayfl list {having[0]} {name} shows the part" if having else nearest(name, KINDS)
+        matching = [kind for kind, registry in kinds.KINDS.items() if name in registry]
+    return f"rayfl list {matching[0]} {name} shows the part" if matching else nearest(name, KINDS)
 
 
 @app.command("list")
@@ -519,10 +521,10 @@ def _show_part(kind: str, name: str) -> None:
     from rayfl.config import kinds
 
     if kind == "coresets":
-        found = _coresets()
-        if name not in found:
-            raise ConfigError(name, f"no such part among {kind}", nearest(name, found))
-        _say(inspect.cleandoc(found[name]).replace("``", ""))
+        coresets = _coresets()
+        if name not in coresets:
+            raise ConfigError(name, f"no such part among {kind}", nearest(name, coresets))
+        _say(inspect.cleandoc(coresets[name]).replace("``", ""))
         return
     parts = kinds.KINDS[kind]
     if name not in parts:
@@ -547,9 +549,9 @@ def _default(field: FieldInfo) -> str:
 
     value = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
-        own = value.model_dump(mode="json")
-        own = {"name": own.pop("name"), **own} if "name" in own else own
-        return "\n".join(f"{setting}: {each}" for setting, each in own.items())
+        values = value.model_dump(mode="json")
+        values = {"name": values.pop("name"), **values} if "name" in values else values
+        return "\n".join(f"{setting}: {each}" for setting, each in values.items())
     return str(value)
 
 
@@ -559,9 +561,9 @@ def _preset_line(path: Path) -> str:
     from rayfl.paper import deviations
 
     paper, settings = config.with_paper(path)
-    found = len(deviations(paper, settings.to_dict())) if paper else 0
-    count = f"; {found} setting{'s' * (found > 1)} not the paper's" if found else ""
-    return f"{config.describe_preset(path)}{count}"
+    count = len(deviations(paper, settings.to_dict())) if paper else 0
+    remark = f"; {count} setting{'s' * (count > 1)} not the paper's" if count else ""
+    return f"{config.describe_preset(path)}{remark}"
 
 
 def _show_preset(name: str) -> None:
@@ -583,13 +585,15 @@ def _show_preset(name: str) -> None:
     table = Table(title="not as in the paper", title_justify="left")
     for column in ("setting", "paper", "here", "why"):
         table.add_column(column, overflow="fold")
-    for each in differing:
-        here = str(each.here)
+    for deviation in differing:
+        here = str(deviation.here)
         here = here if len(here) < 60 else f"see {path.name}"
-        table.add_row(each.setting, escape(str(each.paper)), escape(here), escape(each.why))
+        table.add_row(deviation.setting, escape(str(deviation.paper)), escape(here), escape(deviation.why))
     if differing:
         out.print(table)
-    as_stated = [setting for setting in paper.settings if setting not in {each.setting for each in differing}]
+    as_stated = [
+        setting for setting in paper.settings if setting not in {deviation.setting for deviation in differing}
+    ]
     if as_stated:
         _say(f"as in the paper: {', '.join(f'{key} {value(settings, key)}' for key in as_stated)}")
     for setting, note in paper.open.items():
@@ -721,11 +725,11 @@ def runs(
     from rayfl.overview import runs_table
     from rayfl.remote import plain
 
-    found = runs_below(folder)
+    run_views = runs_below(folder)
     if as_json:
-        print(json.dumps([run.to_dict() for run in found], indent=1))
-    elif found:
-        out.print(runs_table(found, folder), soft_wrap=True, highlight=False)
+        print(json.dumps([run.to_dict() for run in run_views], indent=1))
+    elif run_views:
+        out.print(runs_table(run_views, folder), soft_wrap=True, highlight=False)
     else:
         _say(f"no runs in {plain(folder)}")
 
@@ -746,13 +750,13 @@ def top(
     from rayfl.monitor.looking import is_root
     from rayfl.overview import follow, screen
 
-    found = newest_running(run) if is_root(run) else view(run)
+    run_view = newest_running(run) if is_root(run) else view(run)
     if as_json:
-        print(json.dumps({"path": str(found.path), **asdict(found.status)}, indent=1))
+        print(json.dumps({"path": str(run_view.path), **asdict(run_view.status)}, indent=1))
     elif once:
-        out.print(screen(found))
+        out.print(screen(run_view))
     else:
-        follow(found.path, out)
+        follow(run_view.path, out)
 
 
 @app.command()
@@ -774,16 +778,20 @@ def compare(
     for result in results:
         if not result.summary:
             raise ConfigError(str(result.path), "is not finished", f"resume with: rayfl resume {result.path}")
-    found = Comparison.of([result.path for result in results])
-    found.write(page)
-    if found.differences:
+    comparison = Comparison.of([result.path for result in results])
+    comparison.write(page)
+    if comparison.differences:
         _say("not ranked: these runs do not have the same clients with the same data; they differ in")
-        for line in found.differences:
+        for line in comparison.differences:
             _say(f"  {line}")
-    out.print(comparison_table(found.table().texts(), found.caption(), out.width, found.naming))
-    if not found.differences and not found.seeds:
-        named = [{**r.summary, "algorithm": g.name} for r, g in zip(results, found.groups, strict=True)]
-        for table in (group_table(named, kind, out.width) for kind in ("group", "cluster")):
+    out.print(
+        comparison_table(comparison.table().texts(), comparison.caption(), out.width, comparison.naming)
+    )
+    if not comparison.differences and not comparison.seeds:
+        summaries = [
+            {**r.summary, "algorithm": g.name} for r, g in zip(results, comparison.groups, strict=True)
+        ]
+        for table in (group_table(summaries, kind, out.width) for kind in ("group", "cluster")):
             if table is not None:
                 out.print(table)
     _say(f"comparison: {short(page)}")
@@ -847,40 +855,41 @@ def doctor() -> None:
         table.add_row(f"[bold]{name}[/bold]", escape(str(value)))
     table.add_row("[bold]ray cluster[/bold]", escape(ray_status()))
     for check in checks():
-        wrong = f" [red]{escape(check.remedy)}[/red]" if check.remedy else ""
-        table.add_row(f"[bold]{check.name}[/bold]", f"{escape(check.found)}{wrong}")
+        remedy = f" [red]{escape(check.remedy)}[/red]" if check.remedy else ""
+        table.add_row(f"[bold]{check.name}[/bold]", f"{escape(check.found)}{remedy}")
     root = data_root()
     for name, dataset in DATASETS.items():
         try:
-            there = dataset().available(dataset().root or root)
+            available = dataset().available(dataset().root or root)
         except ValueError:  # settings without a default, such as a path
             continue
         table.add_row(
-            f"[bold]data: {name}[/bold]", "there" if there else escape(f"not in {root}: rayfl prepare {name}")
+            f"[bold]data: {name}[/bold]",
+            "there" if available else escape(f"not in {root}: rayfl prepare {name}"),
         )
     out.print(table)
 
 
 def _at_home(arguments: Sequence[str]) -> list[str]:
     """Expand ``~`` where shells do not: in quotes, and in ``--out=~/folder``. Settings do it themselves."""
-    found = []
-    for each in arguments:
-        name, is_option, value = each.partition("=") if each.startswith("--") else ("", "", each)
-        found.append(name + is_option + (os.path.expanduser(value) if value.startswith("~") else value))
-    return found
+    expanded = []
+    for argument in arguments:
+        name, is_option, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+        expanded.append(name + is_option + (os.path.expanduser(value) if value.startswith("~") else value))
+    return expanded
 
 
 def _plugins_first(arguments: Sequence[str]) -> list[str]:
     """Accept ``--plugin x`` after the command, too."""
     plugins: list[str] = []
     others: list[str] = []
-    left = list(arguments)
-    while left:
-        each = left.pop(0)
-        if each == "--plugin" and left:
-            plugins += [each, left.pop(0)]
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        if argument == "--plugin" and remaining:
+            plugins += [argument, remaining.pop(0)]
         else:
-            (plugins if each.startswith("--plugin=") else others).append(each)
+            (plugins if argument.startswith("--plugin=") else others).append(argument)
     return [*plugins, *others]
 
 

@@ -52,8 +52,8 @@ class _Remaining(ProgressColumn):
         self._pace = pace
 
     def render(self, task: Task) -> Text:
-        left = None if task.total is None else self._pace.remaining(int(task.total))
-        return Text("" if left is None else f"ETA {duration(left)}")
+        seconds_left = None if task.total is None else self._pace.remaining(int(task.total))
+        return Text("" if seconds_left is None else f"ETA {duration(seconds_left)}")
 
 
 class Display:
@@ -185,11 +185,11 @@ class Display:
     def _finished(self, summary: Mapping[str, Any]) -> None:
         self.close()
         if summary["accuracy_mean"] is None and summary.get("loss_mean") is not None:
-            found = f"test loss {summary['loss_mean']:.4g}"
+            score = f"test loss {summary['loss_mean']:.4g}"
         else:
             worst = percent(summary["accuracy_worst10"])
-            found = f"accuracy {percent(summary['accuracy_mean'])}, worst 10 % of the clients {worst}"
-        self._line(f"{found} after {counted(summary['rounds'], 'round')} in {duration(summary['seconds'])}")
+            score = f"accuracy {percent(summary['accuracy_mean'])}, worst 10 % of the clients {worst}"
+        self._line(f"{score} after {counted(summary['rounds'], 'round')} in {duration(summary['seconds'])}")
 
 
 MOST_GROUPS = 12
@@ -222,12 +222,12 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
         else "loss: mean of the clients' test losses after the last round"
     )
     tests = "; ".join(dict.fromkeys(text for s in summaries if (text := _tests(s))))
-    over = [s.get("accuracy_se_samples") for s in summaries]
-    errors = ", ".join(number(value, 1) for value in over)
+    sample_errors = [s.get("accuracy_se_samples") for s in summaries]
+    errors = ", ".join(number(value, 1) for value in sample_errors)
     table = Table(
         caption=f"{what}, each on its own test data with the model that it would use"
         + ("; ±: standard error over clients" if accurate else "")
-        + (f" (over test samples: {errors})" if any(value is not None for value in over) else "")
+        + (f" (over test samples: {errors})" if any(value is not None for value in sample_errors) else "")
         + (f"; tested on {tests}" if tests else "")
         + "".join(f"; {heading}: {about}" for heading, about in extra.values() if about)
         + "; up, down: bytes that the clients and servers send",
@@ -269,8 +269,8 @@ def comparison_table(
     texts = [(escape(name), list(map(escape, cells))) for name, cells in columns]
     turned = [[name, *cells] for name, cells in texts]
     alone = naming == 1  # so that rows may become columns
-    whole = alone and width is not None and _width(turned) <= width
-    parts = [texts] if whole else _parts(texts, width, naming)
+    fits = alone and width is not None and _width(turned) <= width
+    parts = [texts] if fits else _parts(texts, width, naming)
     tables = []
     for part in parts:
         headings, cells = zip(*part, strict=True)
@@ -291,14 +291,14 @@ def _parts(
     def fits(part: Sequence[tuple[str, Sequence[str]]]) -> bool:
         return width is None or _width([[name, *cells] for name, cells in part], columns=True) <= width
 
-    if fits(columns) or not all(fits([*names, each]) for each in rest):
+    if fits(columns) or not all(fits([*names, column]) for column in rest):
         return [list(columns)]
     parts: list[list[tuple[str, Sequence[str]]]] = []
-    for each in rest:
-        if parts and fits([*parts[-1], each]):
-            parts[-1].append(each)
+    for column in rest:
+        if parts and fits([*parts[-1], column]):
+            parts[-1].append(column)
         else:
-            parts.append([*names, each])
+            parts.append([*names, column])
     return parts
 
 
@@ -380,8 +380,8 @@ def fitted(table: Table, lines: Sequence[Sequence[str]], width: int | None, turn
 
 def _width(lines: Sequence[Sequence[str]], columns: bool = False) -> int:
     """The width of a table of these lines, or columns, with a border at each column and at the end."""
-    found = lines if columns else zip(*lines, strict=True)
-    return 1 + sum(1 + max(Text.from_markup(cell).cell_len for cell in column) for column in found)
+    table_columns = lines if columns else zip(*lines, strict=True)
+    return 1 + sum(1 + max(Text.from_markup(cell).cell_len for cell in column) for column in table_columns)
 
 
 def _clustered(summary: Mapping[str, Any]) -> bool:
@@ -438,11 +438,11 @@ def group_table(summaries: Sequence[Mapping[str, Any]], kind: str, width: int | 
     Returns:
         None if no run has such groups, or more than :data:`MOST_GROUPS`.
     """
-    found = [
+    rows_by_id = [
         {row["id"]: row for row in s.get(f"by_{kind}") or () if row["accuracy_mean"] is not None}
         for s in summaries
     ]
-    ids = sorted({i for rows in found for i in rows})
+    ids = sorted({i for rows in rows_by_id for i in rows})
     if not ids or len(ids) > MOST_GROUPS or (kind == "cluster" and any(s.get("by_group") for s in summaries)):
         return None
     name = "planted group" if kind == "group" else "cluster"
@@ -454,10 +454,10 @@ def group_table(summaries: Sequence[Mapping[str, Any]], kind: str, width: int | 
     )
     lines = [(name, *(escape(s["algorithm"]) for s in summaries))]
     for i in ids:
-        sizes = {rows[i]["clients"] for rows in found if i in rows}
+        sizes = {rows[i]["clients"] for rows in rows_by_id if i in rows}
         means = (
             f"{rows[i]['accuracy_mean']:.1f} ({rows[i]['accuracy_var']:.1f})" if i in rows else UNKNOWN
-            for rows in found
+            for rows in rows_by_id
         )
         lines.append((f"{i}, {counted(sizes.pop(), 'client')}" if len(sizes) == 1 else str(i), *means))
     for part in ("within", "between"):

@@ -58,13 +58,17 @@ def _disk(name: str, folder: Path) -> Check:
 
 
 def _temporary() -> Check:
-    own = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    temporary_folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     try:
-        folder = short_folder() or own
+        folder = short_folder() or temporary_folder
     except ConfigError as error:
-        return Check("temporary folder", own, str(error))
-    where = own if folder == own else f"{own}; Ray gets {folder}, as its sockets need a short ASCII path"
-    free = shutil.disk_usage(own).free
+        return Check("temporary folder", temporary_folder, str(error))
+    where = (
+        temporary_folder
+        if folder == temporary_folder
+        else f"{temporary_folder}; Ray gets {folder}, as its sockets need a short ASCII path"
+    )
+    free = shutil.disk_usage(temporary_folder).free
     remedy = "" if free > _DISK else "free some space, or set RAY_TMPDIR"
     return Check("temporary folder", f"{where}, {size(free)} free", remedy)
 
@@ -72,9 +76,9 @@ def _temporary() -> Check:
 def _shared_memory(folder: Path) -> Check:
     if not folder.is_dir():
         return Check("shared memory", "none", "Ray keeps its objects on a disk, which is slow")
-    there = shutil.disk_usage(folder)
-    remedy = "" if there.free > _SHARED else "Ray needs more (docker run --shm-size), or is slow"
-    return Check("shared memory", f"{size(there.free)} of {size(there.total)} free", remedy)
+    usage = shutil.disk_usage(folder)
+    remedy = "" if usage.free > _SHARED else "Ray needs more (docker run --shm-size), or is slow"
+    return Check("shared memory", f"{size(usage.free)} of {size(usage.total)} free", remedy)
 
 
 def _object_store(there: float) -> Check:

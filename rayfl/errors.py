@@ -159,8 +159,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     if close:
         return f"did you mean {close[0]!r}?"
     if len(valid) > _MOST:
-        among = sorted(valid, key=lambda each: (name not in each, len(each)))
-        return f"valid: {', '.join(among[:_MOST])} and {len(valid) - _MOST} more"
+        ordered = sorted(valid, key=lambda each: (name not in each, len(each)))
+        return f"valid: {', '.join(ordered[:_MOST])} and {len(valid) - _MOST} more"
     return "valid: " + ", ".join(valid)
 
 

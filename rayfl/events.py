@@ -195,8 +195,8 @@ class Finished(RunEvent):
     @property
     def numbers(self) -> dict[str, float]:
         """The entries of the summary that are single numbers, by name."""
-        found = {k: v for k, v in self.summary.items() if isinstance(v, int | float)}
-        return {name: float(value) for name, value in found.items()}
+        numbers = {k: v for k, v in self.summary.items() if isinstance(v, int | float)}
+        return {name: float(value) for name, value in numbers.items()}
 
 
 Listener = Callable[[RunEvent], None]

@@ -38,9 +38,9 @@ def free_memory(cgroup: Path = CGROUP) -> int:
     free = int(psutil.virtual_memory().available)
     for limit, used, reclaimable in _VERSIONS:
         try:
-            most, now = (int((cgroup / name).read_text()) for name in (limit, used))
+            allowed, in_use = (int((cgroup / name).read_text()) for name in (limit, used))
             stat = (cgroup / limit).with_name("memory.stat").read_text().split()
-            free = min(free, most - now + int(stat[stat.index(reclaimable) + 1]))
+            free = min(free, allowed - in_use + int(stat[stat.index(reclaimable) + 1]))
         except (OSError, ValueError):
             continue
     return max(free, 0)

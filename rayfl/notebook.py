@@ -79,7 +79,7 @@ class Progress:
 
     def _html(self) -> str:
         lines = "<br>".join(html.escape(text) for text in (self._row, *self._notes[-SHOWN_NOTES:]) if text)
-        left = self._pace.remaining(self._total)
-        eta = f" ETA {duration(left)}" if left and self._done < self._total else ""
+        seconds_left = self._pace.remaining(self._total)
+        eta = f" ETA {duration(seconds_left)}" if seconds_left and self._done < self._total else ""
         bar = f'<progress value="{self._done}" max="{self._total}" style="width: 24em"></progress>'
         return f"<div><b>{html.escape(self._title)}</b><br>{bar}{eta}<br>{lines}</div>"

@@ -55,7 +55,9 @@ def runs_table(runs: Sequence[RunView], folder: Path | str) -> Text:
 def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
     """A line of a table; rounds, accuracy and ETA are aligned to the right."""
     pairs = enumerate(zip(cells, widths, strict=True))
-    return "  ".join(cell.rjust(w) if 1 <= at <= 3 else cell.ljust(w) for at, (cell, w) in pairs).rstrip()
+    return "  ".join(
+        cell.rjust(w) if 1 <= column <= 3 else cell.ljust(w) for column, (cell, w) in pairs
+    ).rstrip()
 
 
 def _below(path: Path | str, folder: Path | str) -> str:
@@ -80,27 +82,27 @@ def lines(s: Status) -> list[tuple[str, str]]:
     """The facts of :func:`screen`, with their names."""
     age = time.time() - s.updated
     eta = "" if s.eta is None else f", ETA {duration(s.eta)}"
-    found = [("rounds", f"{s.done} of {s.rounds}{eta}")]
+    facts = [("rounds", f"{s.done} of {s.rounds}{eta}")]
     if s.why:
-        found.append(("why", s.why))
+        facts.append(("why", s.why))
     if s.round_seconds is not None:
         speed = f"{number(s.steps_per_second, 0)} client-steps a second"
-        found.append(("last round", f"{duration(s.round_seconds)}, {speed}"))
+        facts.append(("last round", f"{duration(s.round_seconds)}, {speed}"))
     if s.active and s.blocks:
-        found.append(("blocks", f"{s.blocks_done} of {s.blocks} of this round"))
+        facts.append(("blocks", f"{s.blocks_done} of {s.blocks} of this round"))
     if s.actors_wanted:
         idle = "" if s.waiting is None else f"; {percent(100 * s.waiting, 0)} of their time not in training"
         present = f"{s.actors_present} of {s.actors_wanted} present"
-        found.append(("client actors", f"{s.actors_busy} busy, {present}{idle}"))
+        facts.append(("client actors", f"{s.actors_busy} busy, {present}{idle}"))
     if s.slowest is not None and s.slowest_block is not None:
         actor, block = s.slowest, s.slowest_block
-        whole = f"{actor.name}, {duration(actor.seconds)} for {counted(actor.clients, 'client')}"
+        actor_text = f"{actor.name}, {duration(actor.seconds)} for {counted(actor.clients, 'client')}"
         which = f"{counted(block.clients, 'client')} from {block.first} on ({block.worker})"
-        part = f"{duration(block.seconds)} for {which}"
-        found.append(("slowest actor", whole))
-        found.append(("slowest block", part))
+        block_text = f"{duration(block.seconds)} for {which}"
+        facts.append(("slowest actor", actor_text))
+        facts.append(("slowest block", block_text))
     if s.largest is not None:
-        found.append(
+        facts.append(
             (
                 "memory",
                 f"driver {size(s.driver_memory)}, client actors {size(s.worker_memory)}, the largest "
@@ -109,18 +111,18 @@ def lines(s: Status) -> list[tuple[str, str]]:
         )
     if s.traffic:
         sent = ", ".join(f"{name.replace('_', ' ')} {size(n)}" for name, n in s.traffic.items() if n)
-        found.append(("sent", sent or size(0)))
+        facts.append(("sent", sent or size(0)))
     loss = f"training loss {number(s.train_loss, 3)}"
     if s.accuracy_mean is not None:
         loss += f", accuracy {percent(s.accuracy_mean)}, worst 10 % {percent(s.accuracy_worst10)}"
     elif s.loss_mean is not None:
         loss += f", test loss {number(s.loss_mean, 3)}"
     if s.train_loss is not None:
-        found.append(("model", loss))
+        facts.append(("model", loss))
     if s.failures:
-        found.append(("failures", counted(s.failures, "client")))
-    found.append(("written", f"{duration(max(0.0, age))} ago by process {s.pid} on {s.host}"))
-    return found
+        facts.append(("failures", counted(s.failures, "client")))
+    facts.append(("written", f"{duration(max(0.0, age))} ago by process {s.pid} on {s.host}"))
+    return facts
 
 
 def follow(path: Path | str, console: Console, wait: Callable[[float], None] = time.sleep) -> RunView:
@@ -131,7 +133,7 @@ def follow(path: Path | str, console: Console, wait: Callable[[float], None] = t
         console: where to print.
         wait: called with the seconds between two reads of the run.
     """
-    run, told = view(path), -1
+    run, shown_rounds = view(path), -1
     pause = _PAUSE_THERE if is_url(path) else 1.0
     if console.is_terminal:
         with Live(screen(run), console=console, auto_refresh=False) as live:
@@ -142,12 +144,12 @@ def follow(path: Path | str, console: Console, wait: Callable[[float], None] = t
         return run
     while True:
         s = run.status
-        if s.done != told or not s.active:
-            told = s.done
-            left = UNKNOWN if s.eta is None else duration(s.eta)
+        if s.done != shown_rounds or not s.active:
+            shown_rounds = s.done
+            eta = UNKNOWN if s.eta is None else duration(s.eta)
             why = f" ({s.why})" if s.why else ""
             console.print(
-                f"{s.state}{why}  round {s.done}/{s.rounds}  accuracy {percent(s.accuracy_mean)}  ETA {left}",
+                f"{s.state}{why}  round {s.done}/{s.rounds}  accuracy {percent(s.accuracy_mean)}  ETA {eta}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,

@@ -47,10 +47,10 @@ def deviations(paper: Paper, config: Mapping[str, Any]) -> list[Deviation]:
     Raises:
         KeyError: if the config has no such setting.
     """
-    found = ((setting, stated, value(config, setting)) for setting, stated in paper.settings.items())
+    settings = ((setting, stated, value(config, setting)) for setting, stated in paper.settings.items())
     return [
         Deviation(setting, stated, here, paper.why.get(setting, ""))
-        for setting, stated, here in found
+        for setting, stated, here in settings
         if here != stated
     ]
 

@@ -156,14 +156,14 @@ def loaded() -> tuple[Plugin, ...]:
 
 def presets() -> dict[str, Path]:
     """The presets of plug-ins that are, or are part of, a package: its ``presets/*.yaml``, by name."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for plugin in loaded():
         steps = plugin.module.split(".")
         for name in (".".join(steps[:k]) for k in range(len(steps), 0, -1)):
             for folder in getattr(sys.modules[name], "__path__", ()):
                 for path in sorted(Path(folder, "presets").glob("*.yaml")):
-                    found.setdefault(path.stem, path)
-    return found
+                    paths.setdefault(path.stem, path)
+    return paths
 
 
 def load(named: Iterable[str], registries: Iterable[Registry[Any]]) -> None:
@@ -215,13 +215,13 @@ def restore(
             _forget(name)
             raise
     if not changed and name not in _travelled():
-        other = _other_version(recorded)
-        if other is not None:
+        other_file = _other_version(recorded)
+        if other_file is not None:
             if fresh:
                 _forget(name)
             raise ConfigError(
                 f"plug-in {recorded.given}",
-                f"{other} was imported, and is another version than that of {run}",
+                f"{other_file} was imported, and is another version than that of {run}",
                 "restart Python, and read the run before that is imported",
             )
     _offer(sys.modules[name], registries)
@@ -240,15 +240,15 @@ def _other_version(recorded: Plugin) -> str | None:
 
     Installed packages are not compared: the run has no copy of them, so a restart would not restore them.
     """
-    here = _loaded[recorded.module]
-    if recorded.installed or here.installed or here.folder is None:
+    imported = _loaded[recorded.module]
+    if recorded.installed or imported.installed or imported.folder is None:
         return None
     # In the run's folder of sources, files of other plug-ins may also belong to this one.
-    if here.sha256 != recorded.sha256 and not (
-        here.now() == here and _hash_in(here.folder, recorded.files) == recorded.sha256
+    if imported.sha256 != recorded.sha256 and not (
+        imported.now() == imported and _hash_in(imported.folder, recorded.files) == recorded.sha256
     ):
         return str(getattr(sys.modules[recorded.module], "__file__", recorded.module))
-    return _stray(here)
+    return _stray(imported)
 
 
 def _stray(plugin: Plugin) -> str | None:
@@ -257,16 +257,20 @@ def _stray(plugin: Plugin) -> str | None:
         return None
     for file in plugin.files:
         name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        found = getattr(sys.modules.get(name), "__file__", None)
-        here = plugin.folder / file
-        if found is None or os.path.abspath(found) == str(here) or _is_installed(Path(found)):
+        module_file = getattr(sys.modules.get(name), "__file__", None)
+        plugin_file = plugin.folder / file
+        if (
+            module_file is None
+            or os.path.abspath(module_file) == str(plugin_file)
+            or _is_installed(Path(module_file))
+        ):
             continue
         try:
-            same = Path(found).read_bytes() == here.read_bytes()
+            same = Path(module_file).read_bytes() == plugin_file.read_bytes()
         except OSError:
             same = False
         if not same:
-            return str(found)
+            return str(module_file)
     return None
 
 
@@ -307,9 +311,9 @@ def _folder_of(given: str) -> Path | None:
 
 def _found_anew(top: str) -> Path | None:
     """The folder in which a process that has read no run would find a module; None if it would find none."""
-    kept = {str(run / "plugins") for run in _restored.values()}
+    restored_sources = {str(run / "plugins") for run in _restored.values()}
     paths = [os.path.abspath(path) for path in sys.path]
-    spec = PathFinder.find_spec(top, [*(path for path in paths if path not in kept), os.getcwd()])
+    spec = PathFinder.find_spec(top, [*(path for path in paths if path not in restored_sources), os.getcwd()])
     if spec is None:
         return None
     if spec.submodule_search_locations:
@@ -331,14 +335,14 @@ def load_everywhere(registries: Iterable[Registry[Any]]) -> None:
     Raises:
         ConfigError: as :func:`load`.
     """
-    given = [name.strip() for name in os.environ.get(ENVIRONMENT, "").split(",") if name.strip()]
-    load([*given, *_entry_points()], registries)
+    names = [name.strip() for name in os.environ.get(ENVIRONMENT, "").split(",") if name.strip()]
+    load([*names, *_entry_points()], registries)
 
 
 @cache
 def _entry_points() -> tuple[str, ...]:
-    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
-    return tuple(sorted({point.module for point in found}))
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return tuple(sorted({point.module for point in points}))
 
 
 def adopt(modules: Iterable[str], registries: Iterable[Registry[Any]]) -> None:
@@ -361,15 +365,15 @@ def resolve(target: str, where: str) -> Any:
     if not colon or not source or not attribute:
         raise ConfigError(where, f"{target!r} names nothing", "expected module:name or path/to/file.py:name")
     module = _import(source, where)
-    found: Any = module
+    value: Any = module
     for step in attribute.split("."):
-        if not hasattr(found, step):
-            own = [
+        if not hasattr(value, step):
+            own_names = [
                 n for n, each in vars(module).items() if getattr(each, "__module__", None) == module.__name__
             ]
-            raise ConfigError(where, f"{source} has no {attribute!r}", nearest(attribute, own))
-        found = getattr(found, step)
-    return found
+            raise ConfigError(where, f"{source} has no {attribute!r}", nearest(attribute, own_names))
+        value = getattr(value, step)
+    return value
 
 
 def module_of(target: str) -> str:
@@ -486,16 +490,16 @@ def _check_file(given: str, name: str, where: str) -> None:
             where, f"{given}: {name!r} is not a module's name", "rename the file, e.g. my_method.py"
         )
     if name in sys.modules:
-        other = getattr(sys.modules[name], "__file__", None)
+        existing = getattr(sys.modules[name], "__file__", None)
     else:
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(name)
             if spec is None:
                 return
-            other = spec.origin
-    if other is None or Path(other).resolve() != path.resolve():
+            existing = spec.origin
+    if existing is None or Path(existing).resolve() != path.resolve():
         remedy = "restart Python, or rename the file" if name in _loaded else "rename the file"
-        raise ConfigError(where, f"{given}: there is another module named {name!r} ({other})", remedy)
+        raise ConfigError(where, f"{given}: there is another module named {name!r} ({existing})", remedy)
 
 
 def _imported(name: str, given: str, where: str, folder: Path | None) -> ModuleType:
@@ -539,11 +543,11 @@ def broken(error: BaseException, given: str) -> ConfigError:
         return error
     if isinstance(error, SyntaxError) and error.filename:
         return ConfigError(f"{error.filename}:{error.lineno}", f"not Python: {error.msg}")
-    own = str(Path(__file__).parent)
+    package_folder = str(Path(__file__).parent)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((own, "<")) and "importlib" not in frame.filename
+        if not frame.filename.startswith((package_folder, "<")) and "importlib" not in frame.filename
     ]
     if frames:
         where = f"{frames[-1].filename}:{frames[-1].lineno}"
@@ -580,16 +584,16 @@ def fault_of(error: BaseException, text: str = "") -> Fault | None:
     else:
         text = "".join(traceback.format_exception(error))
         remote = any(kind.__name__ == "RayTaskError" for kind in type(error).__mro__)
-        last = getattr(error, "cause", error) if remote else error
-        said = " ".join(str(last).split())
-        what = f"{type(last).__name__}: {said}" if said else type(last).__name__
+        cause = getattr(error, "cause", error) if remote else error
+        message = " ".join(str(cause).split())
+        what = f"{type(cause).__name__}: {message}" if message else type(cause).__name__
     for part in reversed(_CHAINED.split(text)):
         rows = _FRAME.findall(part)
-        called = next((place for place, row in enumerate(rows) if _is_rayfl(row[0])), len(rows))
-        own = [row for row in rows[called:] if not (_is_rayfl(row[0]) or _is_installed(Path(row[0])))]
-        if own:
-            frames = tuple(f"{file}:{line}, in {name}: {code.strip()}" for file, line, name, code in own)
-            return Fault(frames, f"{own[0][2]}, {own[-1][0]}:{own[-1][1]}: {what}")
+        start = next((place for place, row in enumerate(rows) if _is_rayfl(row[0])), len(rows))
+        own_rows = [row for row in rows[start:] if not (_is_rayfl(row[0]) or _is_installed(Path(row[0])))]
+        if own_rows:
+            frames = tuple(f"{file}:{line}, in {name}: {code.strip()}" for file, line, name, code in own_rows)
+            return Fault(frames, f"{own_rows[0][2]}, {own_rows[-1][0]}:{own_rows[-1][1]}: {what}")
     return None
 
 
@@ -671,17 +675,17 @@ def _belonging(module: ModuleType, folder: Path) -> set[Path]:
 
     This includes imports within functions, which need not have been executed yet.
     """
-    found: set[Path] = set()
-    left = [module.__name__]
-    while left:
-        steps = left.pop().split(".")
+    files: set[Path] = set()
+    pending = [module.__name__]
+    while pending:
+        steps = pending.pop().split(".")
         for k in range(1, len(steps) + 1):
             stem = folder.joinpath(*steps[:k])
             for path in (stem / "__init__.py", stem.with_name(f"{stem.name}.py")):
-                if path not in found and path.is_file() and _lies_in(path, folder):
-                    found.add(path)
-                    left += _imports(".".join(steps[:k]), path)
-    return found
+                if path not in files and path.is_file() and _lies_in(path, folder):
+                    files.add(path)
+                    pending += _imports(".".join(steps[:k]), path)
+    return files
 
 
 def _lies_in(path: Path, folder: Path) -> bool:
@@ -728,8 +732,8 @@ def _named_import(call: ast.Call, package: str) -> Iterator[str]:
 @cache
 def _site() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
-    kept = {paths[key] for key in ("purelib", "platlib", "stdlib", "platstdlib")}
-    return tuple(Path(each).resolve() for each in kept)
+    locations = {paths[key] for key in ("purelib", "platlib", "stdlib", "platstdlib")}
+    return tuple(Path(each).resolve() for each in locations)
 
 
 def _is_installed(path: Path) -> bool:

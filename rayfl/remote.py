@@ -93,15 +93,15 @@ def staging(root: str) -> Path:
 
     Buckets of the same name at different endpoints have different folders.
     """
-    own = os.environ.get("RAYFL_STAGING")
-    folder = Path(own) if own else Path.home() / ".cache" / "rayfl" / "staging"
+    configured = os.environ.get("RAYFL_STAGING")
+    folder = Path(configured) if configured else Path.home() / ".cache" / "rayfl" / "staging"
     scheme, rest = _parts(root)
     path, _, query = rest.partition("?")
     endpoint = dict(parse_qsl(query)).get("endpoint_override")
     if endpoint is None and scheme == "s3":
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-    at = f"@{endpoint}" if endpoint else ""
-    return folder.absolute() / scheme / quote(f"{path.strip('/')}{at}", safe="@")
+    suffix = f"@{endpoint}" if endpoint else ""
+    return folder.absolute() / scheme / quote(f"{path.strip('/')}{suffix}", safe="@")
 
 
 def split(url: str) -> tuple[str, str]:
@@ -125,20 +125,20 @@ def runs(root: str) -> dict[str, float]:
     """
     from pyarrow import fs
 
-    whole = Remote(root, "")
-    with whole._reaching():
-        system, path = whole._place
+    remote = Remote(root, "")
+    with remote._reaching():
+        system, path = remote._place
         # On GCS pyarrow lists no folders (apache/arrow#35993).
         flat = system.type_name == "gcs"
-        all_of_it = fs.FileSelector(path.rstrip("/"), recursive=flat, allow_not_found=True)
-        found = system.get_file_info(all_of_it)
+        selector = fs.FileSelector(path.rstrip("/"), recursive=flat, allow_not_found=True)
+        infos = system.get_file_info(selector)
         if not flat:
-            folders = [info.base_name for info in found if info.type == fs.FileType.Directory]
-            found = system.get_file_info([f"{path}{name}/config.yaml" for name in folders])
-        if not found:
-            whole._require_bucket()
+            folders = [info.base_name for info in infos if info.type == fs.FileType.Directory]
+            infos = system.get_file_info([f"{path}{name}/config.yaml" for name in folders])
+        if not infos:
+            remote._require_bucket()
     config = re.compile(rf"{re.escape(path)}([^/]+)/config\.yaml")
-    files = ((config.fullmatch(info.path), info) for info in found if info.type == fs.FileType.File)
+    files = ((config.fullmatch(info.path), info) for info in infos if info.type == fs.FileType.File)
     return {match[1]: info.mtime.timestamp() for match, info in files if match}
 
 
@@ -148,8 +148,12 @@ def newest(root: str) -> str | None:
     Raises:
         DiskError: if the storage does not answer.
     """
-    found = runs(root)
-    return Remote(root, max(found, key=lambda name: (found[name], name))).url if found else None
+    start_times = runs(root)
+    return (
+        Remote(root, max(start_times, key=lambda name: (start_times[name], name))).url
+        if start_times
+        else None
+    )
 
 
 class Remote:
@@ -230,8 +234,8 @@ class Remote:
         Raises:
             DiskError: if the storage does not answer.
         """
-        there = self._list()
-        return {name: size for name, (size, _) in there.items() if not name.startswith(f"{_LEASE}/")}
+        listing = self._list()
+        return {name: size for name, (size, _) in listing.items() if not name.startswith(f"{_LEASE}/")}
 
     def _list(self, folder: str = "") -> dict[str, tuple[int, float]]:
         """Size of each remote file, and the time of its last change by the storage's clock."""
@@ -239,11 +243,11 @@ class Remote:
 
         with self._reaching():
             system, path = self._place
-            where = fs.FileSelector(f"{path}/{folder}".rstrip("/"), recursive=True, allow_not_found=True)
-            found = [info for info in system.get_file_info(where) if info.type == fs.FileType.File]
-            names = {i.path[len(path) + 1 :]: (i.size, i.mtime.timestamp()) for i in found}
+            selector = fs.FileSelector(f"{path}/{folder}".rstrip("/"), recursive=True, allow_not_found=True)
+            infos = [info for info in system.get_file_info(selector) if info.type == fs.FileType.File]
+            entries = {i.path[len(path) + 1 :]: (i.size, i.mtime.timestamp()) for i in infos}
         # Leave out the temporary file of a lease that is being written.
-        return {name: at for name, at in names.items() if not name.startswith(f"{_LEASE}/.")}
+        return {name: entry for name, entry in entries.items() if not name.startswith(f"{_LEASE}/.")}
 
     @contextlib.contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -274,34 +278,42 @@ class Remote:
             DiskError: if that fails; the remote directory stays readable.
             Held: if another process considered this one dead and has resumed the run.
         """
-        there, before = {name: size for name, (size, _) in self._list().items()}, _known(folder)
-        leases = [name for name in there if name.startswith(f"{_LEASE}/")]
+        remote_sizes, old_stamps = {name: size for name, (size, _) in self._list().items()}, _known(folder)
+        leases = [name for name in remote_sizes if name.startswith(f"{_LEASE}/")]
         if (folder / _LEASE).is_file() and (folder / _LEASE).read_text() not in leases:
             raise Held(f"{self}: another process has resumed this run, because this one did not respond")
         for name in leases:
-            del there[name]
-        seen = _visible(folder)
-        now = _stamps(seen)
-        here = {name: seen[name] for name in now}
-        new = {name for name in here if there.get(name) != now[name][0] or before.get(name) != now[name]}
+            del remote_sizes[name]
+        visible = _visible(folder)
+        stamps = _stamps(visible)
+        local_files = {name: visible[name] for name in stamps}
+        changed = {
+            name
+            for name in local_files
+            if remote_sizes.get(name) != stamps[name][0] or old_stamps.get(name) != stamps[name]
+        }
         # A changed checkpoint is invalid until its manifest is written again.
-        torn = {str(PurePosixPath(name).parent) for name in new if not name.endswith(_LAST)}
-        new |= here.keys() & {f"{parent}/{_LAST[0]}" for parent in torn}
-        gone = there.keys() - here.keys()
-        invalid = {name for name in there if name in new and name.endswith(_LAST)} | (gone & {_LAST[1]})
-        unchanged = {name: stamp for name, stamp in before.items() if name not in new}
+        torn = {str(PurePosixPath(name).parent) for name in changed if not name.endswith(_LAST)}
+        changed |= local_files.keys() & {f"{parent}/{_LAST[0]}" for parent in torn}
+        obsolete = remote_sizes.keys() - local_files.keys()
+        invalid = {name for name in remote_sizes if name in changed and name.endswith(_LAST)} | (
+            obsolete & {_LAST[1]}
+        )
+        unchanged = {name: stamp for name, stamp in old_stamps.items() if name not in changed}
         # Before the first change: if publishing is interrupted, the old record must not be trusted next time.
         (folder / _PUBLISHED).write_text(json.dumps(unchanged), encoding="utf-8")
-        same = {stamp[2]: name for name, stamp in unchanged.items() if there.get(name) == stamp[0]}
+        by_digest = {
+            stamp[2]: name for name, stamp in unchanged.items() if remote_sizes.get(name) == stamp[0]
+        }
         with self._reaching():
             self._remove_all(invalid)
-            for name in sorted(new, key=_rank):
-                if here[name].is_file():  # a log may have been renamed
-                    digest = now[name][2]
-                    if not (digest in same and digest and self._duplicate(same[digest], name)):
-                        self._copy(here[name], name)
-            self._remove_all(gone - invalid)
-        (folder / _PUBLISHED).write_text(json.dumps(now), encoding="utf-8")
+            for name in sorted(changed, key=_rank):
+                if local_files[name].is_file():  # a log may have been renamed
+                    digest = stamps[name][2]
+                    if not (digest in by_digest and digest and self._duplicate(by_digest[digest], name)):
+                        self._copy(local_files[name], name)
+            self._remove_all(obsolete - invalid)
+        (folder / _PUBLISHED).write_text(json.dumps(stamps), encoding="utf-8")
 
     def _remove_all(self, names: Iterable[str]) -> None:
         """Remove remote files in an order in which no incomplete checkpoint ever appears complete."""
@@ -346,18 +358,18 @@ class Remote:
             ConfigError: if there is no run.
             DiskError: if the storage does not answer.
         """
-        there = self.files()
-        if "config.yaml" not in there:
+        remote_files = self.files()
+        if "config.yaml" not in remote_files:
             if (folder / "config.yaml").is_file():  # the folder was never published
                 return
             raise ConfigError(str(self), "not a run directory", "it holds no config.yaml")
-        if (folder / _NOTE).is_file() and _progress(set(_visible(folder))) >= _progress(set(there)):
+        if (folder / _NOTE).is_file() and _progress(set(_visible(folder))) >= _progress(set(remote_files)):
             return
         shutil.rmtree(folder, ignore_errors=True)
-        whole = [name for name in there if _complete(name, there)]
+        complete = [name for name in remote_files if _complete(name, remote_files)]
         with self._reaching():
             system, path = self._place
-            for name in whole:
+            for name in complete:
                 target = folder / name
                 if ".." in PurePosixPath(name).parts:  # object names are not restricted to safe paths
                     raise DiskError(self, f"{name!r} would be written outside of the run directory")
@@ -379,32 +391,34 @@ class Remote:
             Held: if there is another process, or if the remote run is ahead of this folder.
             DiskError: if the storage does not answer.
         """
-        mine, end = f"{_LEASE}/{uuid.uuid4().hex}", threading.Event()
-        self._sign(mine, folder)
-        _held.add(mine)
-        alive = threading.Thread(target=self._stay, args=(mine, folder, end), name="rayfl-lease", daemon=True)
-        alive.start()
+        lease, end = f"{_LEASE}/{uuid.uuid4().hex}", threading.Event()
+        self._sign(lease, folder)
+        _held.add(lease)
+        thread = threading.Thread(
+            target=self._stay, args=(lease, folder, end), name="rayfl-lease", daemon=True
+        )
+        thread.start()
         try:
-            self._outlast_others(mine, say)
+            self._outlast_others(lease, say)
             if _progress(set(_visible(folder))) < _progress(set(self.files())):
                 raise Held(f"{self}: has continued on another machine in the meantime; repeat the command")
-            (folder / _LEASE).write_text(mine)
+            (folder / _LEASE).write_text(lease)
             yield
         finally:
             end.set()
-            alive.join()
-            _held.discard(mine)
+            thread.join()
+            _held.discard(lease)
             (folder / _LEASE).unlink(missing_ok=True)
             with contextlib.suppress(DiskError), self._reaching():
-                self._remove(mine)
+                self._remove(lease)
 
     def _sign(self, lease: str, folder: Path) -> None:
         """Write a lease: its process, and the status of the run."""
-        says: dict[str, Any] = {"machine": _machine(), "pid": os.getpid(), "born": _born(os.getpid())}
+        record: dict[str, Any] = {"machine": _machine(), "pid": os.getpid(), "born": _born(os.getpid())}
         with contextlib.suppress(OSError, ValueError):
-            says["status"] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+            record["status"] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         with self._reaching():
-            self._write(io.BytesIO(json.dumps(says).encode()), lease)
+            self._write(io.BytesIO(json.dumps(record).encode()), lease)
 
     def _stay(self, lease: str, folder: Path, end: threading.Event) -> None:
         """Keep writing a lease until the end, unless another process has removed it."""
@@ -420,29 +434,31 @@ class Remote:
         Raises:
             Held: if one is alive.
         """
-        first: dict[str, float] = {}
-        begun = time.monotonic()
+        first_seen: dict[str, float] = {}
+        started = time.monotonic()
         while True:
-            found = {name: when for name, (_, when) in self._list(_LEASE).items()}
-            now = found.pop(mine, None)
-            if now is None:
+            others = {name: written for name, (_, written) in self._list(_LEASE).items()}
+            own_time = others.pop(mine, None)
+            if own_time is None:
                 raise Held(f"{self}: another process wants to start this run; repeat the command")
-            for name, when in list(found.items()):
-                says = self._read_json(name)
-                who = f"process {says.get('pid')} on {str(says.get('machine')).partition('/')[0]}"
-                here = says.get("machine") == _machine()
-                lives = here and _born(says.get("pid")) == says.get("born")
-                lives &= says.get("pid") != os.getpid() or name in _held
-                if lives or first.get(name, when) != when:
-                    raise Held(f"{self}: {who} is running this run; wait for it or stop it")
-                if here or now - when > _DEAD or time.monotonic() - begun > _DEAD:
+            for name, written in list(others.items()):
+                record = self._read_json(name)
+                holder = f"process {record.get('pid')} on {str(record.get('machine')).partition('/')[0]}"
+                same_machine = record.get("machine") == _machine()
+                alive = same_machine and _born(record.get("pid")) == record.get("born")
+                alive &= record.get("pid") != os.getpid() or name in _held
+                if alive or first_seen.get(name, written) != written:
+                    raise Held(f"{self}: {holder} is running this run; wait for it or stop it")
+                if same_machine or own_time - written > _DEAD or time.monotonic() - started > _DEAD:
                     with contextlib.suppress(DiskError), self._reaching():
                         self._remove(name)
-                    del found[name]
-                elif name not in first:
-                    say(f"{self}: waiting to see whether {who} still runs this run (at most {_DEAD:.0f} s)")
-                first[name] = when
-            if not found:
+                    del others[name]
+                elif name not in first_seen:
+                    say(
+                        f"{self}: waiting to see whether {holder} still runs this run (at most {_DEAD:.0f} s)"
+                    )
+                first_seen[name] = written
+            if not others:
                 return
             time.sleep(_LOOK)
 
@@ -451,8 +467,8 @@ class Remote:
         with contextlib.suppress(DiskError, ValueError), self._reaching():
             system, path = self._place
             with system.open_input_stream(f"{path}/{name}") as file:
-                found = json.loads(file.read())
-            return found if isinstance(found, dict) else {}
+                content = json.loads(file.read())
+            return content if isinstance(content, dict) else {}
         return {}
 
     def glance(self, folder: Path) -> None:
@@ -461,18 +477,18 @@ class Remote:
         Raises:
             DiskError: if the storage does not answer.
         """
-        there = self._list(_LEASE)
+        leases = self._list(_LEASE)
         status = None
-        for lease in sorted(there, key=lambda name: there[name][1]):
+        for lease in sorted(leases, key=lambda name: leases[name][1]):
             status = self._read_json(lease).get("status") or status
         if status is not None:
             (folder / "status.json").write_text(json.dumps(status), encoding="utf-8")
-        wanted = ["config.yaml", *(() if status else ("status.json", "summary.json", "rounds.csv"))]
+        file_names = ["config.yaml", *(() if status else ("status.json", "summary.json", "rounds.csv"))]
         from pyarrow import fs
 
         with self._reaching():
             system, path = self._place
-            for info in system.get_file_info([f"{path}/{name}" for name in wanted]):
+            for info in system.get_file_info([f"{path}/{name}" for name in file_names]):
                 if info.type == fs.FileType.File:
                     target = folder / info.base_name
                     with system.open_input_stream(info.path) as file:
@@ -512,8 +528,8 @@ def _rank(name: str) -> tuple[int, str]:
 
 def _visible(folder: Path) -> dict[str, Path]:
     """The files of the run by name, without temporary files."""
-    found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
-    return {p.as_posix(): folder / p for p in found if not any(part.startswith(".") for part in p.parts)}
+    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return {p.as_posix(): folder / p for p in paths if not any(part.startswith(".") for part in p.parts)}
 
 
 def _stamps(files: Mapping[str, Path]) -> dict[str, list[Any]]:
@@ -523,26 +539,31 @@ def _stamps(files: Mapping[str, Path]) -> dict[str, list[Any]]:
     for name, path in files.items():
         if _checkpoint(name) is not None and name.endswith(_LAST[0]):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-                told = json.loads(path.read_text(encoding="utf-8"))["files"]
+                manifest_files = json.loads(path.read_text(encoding="utf-8"))["files"]
                 parent = name.rpartition("/")[0]
-                digests.update({f"{parent}/{each}": str(file["sha256"]) for each, file in told.items()})
-    found: dict[str, list[Any]] = {}
+                digests.update(
+                    {
+                        f"{parent}/{file_name}": str(file["sha256"])
+                        for file_name, file in manifest_files.items()
+                    }
+                )
+    stamps: dict[str, list[Any]] = {}
     for name, path in files.items():
         with contextlib.suppress(FileNotFoundError):  # a log may have been renamed
             stat = path.stat()
-            found[name] = [stat.st_size, stat.st_mtime_ns, digests.get(name, "")]
-    return found
+            stamps[name] = [stat.st_size, stat.st_mtime_ns, digests.get(name, "")]
+    return stamps
 
 
 def _known(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((folder / _PUBLISHED).read_text(encoding="utf-8"))
+        record = json.loads((folder / _PUBLISHED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(record, dict):
         return {}
     # Earlier versions wrote no SHA-256.
-    return {name: stamp for name, stamp in found.items() if isinstance(stamp, list) and len(stamp) == 3}
+    return {name: stamp for name, stamp in record.items() if isinstance(stamp, list) and len(stamp) == 3}
 
 
 def _checkpoint(name: str) -> str | None:

@@ -68,26 +68,26 @@ class Result:
     @property
     def rounds(self) -> pd.DataFrame:
         """One row per round."""
-        found: pd.DataFrame = self._read("rounds.csv", RunDirectory(self.path).read_frame)
-        return found
+        frame: pd.DataFrame = self._read("rounds.csv", RunDirectory(self.path).read_frame)
+        return frame
 
     @property
     def groups(self) -> pd.DataFrame:
         """Accuracy by planted group and by cluster: one row for each of them in every tested round."""
-        found: pd.DataFrame = self._read("groups.csv", RunDirectory(self.path).read_frame)
-        return found
+        frame: pd.DataFrame = self._read("groups.csv", RunDirectory(self.path).read_frame)
+        return frame
 
     @property
     def clients(self) -> pd.DataFrame:
         """One row per client: size, group, cluster, last and best accuracy."""
-        found: pd.DataFrame = self._read("clients.csv", RunDirectory(self.path).read_frame)
-        return found
+        frame: pd.DataFrame = self._read("clients.csv", RunDirectory(self.path).read_frame)
+        return frame
 
     @property
     def communication(self) -> pd.DataFrame:
         """Bytes by round, tier, direction and kind."""
-        found: pd.DataFrame = self._read("communication.csv", RunDirectory(self.path).read_frame)
-        return found
+        frame: pd.DataFrame = self._read("communication.csv", RunDirectory(self.path).read_frame)
+        return frame
 
     @property
     def clusters(self) -> dict[str, Any]:
@@ -122,8 +122,10 @@ class Result:
         else:
             file = self.path / "models" / f"model_{cluster}.safetensors"
             if not file.is_file():
-                known = sorted(f.stem.removeprefix("model_") for f in file.parent.glob("model_*.safetensors"))
-                remedy = nearest(str(cluster), known) if known else "the run is not finished"
+                clusters = sorted(
+                    f.stem.removeprefix("model_") for f in file.parent.glob("model_*.safetensors")
+                )
+                remedy = nearest(str(cluster), clusters) if clusters else "the run is not finished"
                 raise ConfigError(str(self.path), f"there is no cluster {cluster!r}", remedy)
             tensors = load_file(file)
         module = host.spec.build()
@@ -158,7 +160,7 @@ class Result:
             raise ConfigError(
                 "predict", f"inputs of shape {np.shape(x)}", f"they must be (n, {', '.join(map(str, shape))})"
             )
-        task, numbers = task_of(host.spec.model), host.spec.loss.numeric
+        task, numeric = task_of(host.spec.model), host.spec.loss.numeric
         if task == "numbers" and (np.asarray(x).dtype == np.uint8) != self.scaling.of_pixels:
             kinds = ("floats", "uint8 from 0 to 255")
             raise ConfigError(
@@ -166,14 +168,16 @@ class Result:
                 f"inputs of {np.asarray(x).dtype}; the run's are {kinds[self.scaling.of_pixels]}",
                 "give them as the dataset stores them",
             )
-        found = []
+        predictions = []
         with torch.inference_mode():
             for start in range(0, len(x), _BATCH):
                 part = np.asarray(x[start : start + _BATCH])
                 inputs = self.scaling.apply(part) if task == "numbers" else part.astype(np.int64)
                 outputs = module(torch.from_numpy(inputs))
-                found.append((outputs if numbers else outputs.argmax(dim=1)).numpy())
-        return np.concatenate(found) if found else np.empty((0, *shape[: task == "words"]), np.int64)
+                predictions.append((outputs if numeric else outputs.argmax(dim=1)).numpy())
+        return (
+            np.concatenate(predictions) if predictions else np.empty((0, *shape[: task == "words"]), np.int64)
+        )
 
     @cached_property
     def _built(self) -> tuple[tuple[Stage, ...], HostSpec]:
@@ -195,14 +199,14 @@ class Result:
         """The contents of a file of the run, cached until the file changes (the run may be resumed)."""
         try:
             stat = (self.path / name).stat()
-            now = (stat.st_mtime_ns, stat.st_size)
+            stamp = (stat.st_mtime_ns, stat.st_size)
         except OSError:
-            now = None
-        before, found = self._kept.get(name, (None, None))
-        if found is None or (now is not None and now != before):
-            found = read(name)
-            self._kept[name] = (now, found)
-        return found
+            stamp = None
+        cached_stamp, content = self._kept.get(name, (None, None))
+        if content is None or (stamp is not None and stamp != cached_stamp):
+            content = read(name)
+            self._kept[name] = (stamp, content)
+        return content
 
 
 def client_models(
@@ -244,8 +248,8 @@ def client_models(
     try:
         driver = Driver(config, stages, backend, directory, host)
         names = stages[0].federation.names
-        known = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
-        numbers = None if clients is None else [client_number(c, known, str(path)) for c in clients]
+        numbers_by_id = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
+        numbers = None if clients is None else [client_number(c, numbers_by_id, str(path)) for c in clients]
         for client, row in driver.tested_models(numbers, finetuned):
             yield (client if names is None else str(names[client])), tensors_of(host.spec, row)
     finally:

@@ -136,7 +136,7 @@ class RunDirectory:
         """
         stamp = time.strftime("%Y%m%d-%H%M%S")
         base = config.output.folder / name_of(config, changed, stamp)
-        made = [folder for folder in base.absolute().parents if not folder.exists()]
+        new_folders = [folder for folder in base.absolute().parents if not folder.exists()]
         for attempt in range(1000):
             path = base if attempt == 0 else base.with_name(f"{base.name}-{attempt}")
             try:
@@ -146,7 +146,7 @@ class RunDirectory:
             except OSError as error:
                 raise ConfigError("output.root", f"cannot create {path}: {error.strerror}") from None
             if not (run := cls(path.resolve()))._taken(config):
-                run._made = made
+                run._made = new_folders
                 return run._begun(config)
             shutil.rmtree(path, ignore_errors=True)
         raise ConfigError("output.root", f"{base} and 999 more exist already")
@@ -167,24 +167,24 @@ class RunDirectory:
 
     def _taken(self, config: Config) -> bool:
         """Whether another machine has published a run of this name."""
-        there = config.output.remote(self.path.name)
+        remote = config.output.remote(self.path.name)
         try:
-            return there is not None and bool(there.files())
+            return remote is not None and bool(remote.files())
         except DiskError as error:
             shutil.rmtree(self.path, ignore_errors=True)
             raise ConfigError("output.root", f"{config.output.root}: {error.why}") from None
 
     def _begun(self, config: Config) -> RunDirectory:
-        there = config.output.remote(self.path.name)
+        remote = config.output.remote(self.path.name)
         try:
-            if there is not None:
-                there.claim(self.path)
+            if remote is not None:
+                remote.claim(self.path)
             self.write_plugins()
             self.write_config(config)
             self.publish()
         except DiskError as error:
             shutil.rmtree(self.path, ignore_errors=True)
-            if there is not None:
+            if remote is not None:
                 raise ConfigError("output.root", f"{config.output.root}: {error.why}") from None
             raise
         return self
@@ -205,9 +205,9 @@ class RunDirectory:
         Raises:
             DiskError
         """
-        there = self.remote
-        if there is not None:
-            there.publish(self.path)
+        remote = self.remote
+        if remote is not None:
+            remote.publish(self.path)
 
     @contextlib.contextmanager
     def publishing(self) -> Iterator[None]:
@@ -231,14 +231,14 @@ class RunDirectory:
 
     def discard(self) -> None:
         """Remove the run, also on object storage, and the folders above it that were made for it."""
-        there = self.remote
+        remote = self.remote
         shutil.rmtree(self.path, ignore_errors=True)
         with contextlib.suppress(OSError):  # another run may have begun in one
             for folder in self._made:
                 folder.rmdir()
-        if there is not None:
+        if remote is not None:
             with contextlib.suppress(DiskError):
-                there.remove()
+                remote.remove()
 
     def clear(self) -> None:
         """Remove the files of a run, so that another run can take its place; the caller must hold the lock.
@@ -259,10 +259,10 @@ class RunDirectory:
         """
         if is_url(path):
             root, name = split(str(path))
-            there, path = Remote(root, name), staging(root) / name
-            if not there.is_run() and not (path / "config.yaml").is_file():
-                raise ConfigError(plain(there.url), "not a run directory", "it holds no config.yaml")
-            there.fetch(path)
+            remote, path = Remote(root, name), staging(root) / name
+            if not remote.is_run() and not (path / "config.yaml").is_file():
+                raise ConfigError(plain(remote.url), "not a run directory", "it holds no config.yaml")
+            remote.fetch(path)
         # Path.resolve raises where links go round in circles
         run = cls(Path(os.path.realpath(os.path.expanduser(path))))
         if not os.path.isfile(run.path / "config.yaml"):  # Path.is_file raises where the path is too long
@@ -330,32 +330,32 @@ class RunDirectory:
         Raises:
             Damaged
         """
-        found = self.read_json("plugins.json") or {"plugins": []}
+        record = self.read_json("plugins.json") or {"plugins": []}
         try:
-            return [plugins.Plugin.from_dict(each) for each in found["plugins"]]
+            return [plugins.Plugin.from_dict(entry) for entry in record["plugins"]]
         except (KeyError, TypeError) as error:
             raise Damaged(f"{self.path / 'plugins.json'}: is damaged ({one_line(error)})") from None
 
     def write_plugins(self) -> None:
         """``plugins.json`` and ``plugins/``: code from outside of rayfl that this process has imported."""
-        found = plugins.loaded()
-        if not found:
+        loaded = plugins.loaded()
+        if not loaded:
             return
-        for plugin in found:
+        for plugin in loaded:
             for name, content in plugin.source().items():
                 files.make((self._sources / name).parent, parents=True)
                 files.write(self._sources / name, content)
-        self.write_json("plugins.json", {"plugins": [plugin.to_dict() for plugin in found]})
+        self.write_json("plugins.json", {"plugins": [plugin.to_dict() for plugin in loaded]})
 
     def changed_plugins(self) -> list[plugins.Plugin]:
         """The plug-ins that have changed since the run began; not those whose files are gone."""
-        here = {plugin.module: plugin for plugin in plugins.loaded()}
-        found = []
+        loaded = {plugin.module: plugin for plugin in plugins.loaded()}
+        changed = []
         for plugin in self.recorded_plugins():
-            now = here.get(plugin.module) or plugin.now()
-            if now is not None and now.sha256 != plugin.sha256:
-                found.append(plugin)
-        return found
+            current = loaded.get(plugin.module) or plugin.now()
+            if current is not None and current.sha256 != plugin.sha256:
+                changed.append(plugin)
+        return changed
 
     def changed_files(self, plugin: plugins.Plugin) -> str:
         """The changed files of a plug-in, in parentheses; empty if only the file named by the user has."""
@@ -394,9 +394,9 @@ class RunDirectory:
         recorded when the run began, or if there is no checkpoint yet, those of ``stages``."""
         if self.begun:
             with contextlib.suppress(Damaged):
-                before = self.read_json("environment.json") or {}
-                if {"data", "clients"} <= before.keys():
-                    return {key: before[key] for key in ("data", "clients")}
+                recorded = self.read_json("environment.json") or {}
+                if {"data", "clients"} <= recorded.keys():
+                    return {key: recorded[key] for key in ("data", "clients")}
         first, last = stages[0].federation, stages[-1].federation
         return {"data": fingerprint(first.samples), "clients": division(first, last)}
 
@@ -410,13 +410,13 @@ class RunDirectory:
         Raises:
             DataError: if the division differs from the recorded one.
         """
-        before = self.division(stages)
-        if division(stages[0].federation, stages[-1].federation) != before["clients"]:
+        recorded = self.division(stages)
+        if division(stages[0].federation, stages[-1].federation) != recorded["clients"]:
             raise DataError(
                 f"{self.path}: the clients have other samples than when the run began: a file or a function "
                 "gives something else now; bring back the old one, or begin a new run"
             )
-        if fingerprint(stages[0].federation.samples) != before["data"]:
+        if fingerprint(stages[0].federation.samples) != recorded["data"]:
             say("the dataset has other contents than when the run began; it goes on with these")
 
     def republish(self) -> None:
@@ -449,9 +449,9 @@ class RunDirectory:
                 raise Held(
                     f"{self.path}: another process is running this run; wait for it or stop it"
                 ) from None
-        there = self.remote
+        remote = self.remote
         try:
-            with contextlib.nullcontext() if there is None else there.leased(self.path, say):
+            with contextlib.nullcontext() if remote is None else remote.leased(self.path, say):
                 yield
         finally:
             lock.release()
@@ -484,12 +484,12 @@ class RunDirectory:
         if not path.is_file():
             return None
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise _damaged(path, one_line(error)) from None
-        if not isinstance(found, dict):
-            raise _damaged(path, f"it holds a {type(found).__name__}")
-        return found
+        if not isinstance(content, dict):
+            raise _damaged(path, f"it holds a {type(content).__name__}")
+        return content
 
     def table(
         self, name: str, rows: Sequence[Mapping[str, Any]] = (), columns: Sequence[str] = ()
@@ -608,13 +608,13 @@ def _differ(one: Path, other: Path) -> bool:
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], header: bool) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
     if header:
         writer.writeheader()
     for row in rows:
         writer.writerow({k: "" if _missing(v) else v for k, v in row.items()})
-    return text.getvalue()
+    return buffer.getvalue()
 
 
 def _frame(frame: pd.DataFrame, header: bool) -> str:
@@ -625,10 +625,10 @@ def _frame(frame: pd.DataFrame, header: bool) -> str:
     import pyarrow as pa
     from pyarrow import csv as arrow
 
-    rows = io.BytesIO()
+    buffer = io.BytesIO()
     table = pa.Table.from_arrays(columns, names=[str(name) for name in frame])
-    arrow.write_csv(table, rows, arrow.WriteOptions(include_header=False, quoting_style="none"))
-    return (str(frame.iloc[:0].to_csv(index=False)) if header else "") + rows.getvalue().decode()
+    arrow.write_csv(table, buffer, arrow.WriteOptions(include_header=False, quoting_style="none"))
+    return (str(frame.iloc[:0].to_csv(index=False)) if header else "") + buffer.getvalue().decode()
 
 
 def _arrow(column: pd.Series) -> Any:

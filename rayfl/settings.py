@@ -119,8 +119,8 @@ class Section(BaseModel):
         for key, value in completed.items():
             if isinstance(value, Mapping) and key in cls.model_fields:
                 field = cls.model_fields[key]
-                made = field.default_factory is not None  # a default of another kind may have no copy
-                default = field.get_default(call_default_factory=True) if made else field.default
+                has_factory = field.default_factory is not None  # a default of another kind may have no copy
+                default = field.get_default(call_default_factory=True) if has_factory else field.default
                 if isinstance(default, Section):
                     completed[key] = named(_present(value, type(default)), default)
         return completed
@@ -236,13 +236,13 @@ class Registry(Mapping[str, type[PartT]]):
         name = part_name(part)
         if name is None:
             raise ValueError(f"{part.__name__} has no name of its own; add: name: Literal['...'] = '...'")
-        known = self.get(name)
-        if known is not None and (known.__module__, known.__qualname__) != (
+        existing = self.get(name)
+        if existing is not None and (existing.__module__, existing.__qualname__) != (
             part.__module__,
             part.__qualname__,
         ):
             raise ValueError(
-                f"a {self.kind} named {name!r} exists already ({known.__module__}); choose another name"
+                f"a {self.kind} named {name!r} exists already ({existing.__module__}); choose another name"
             )
         self._added[name] = part
 
@@ -257,16 +257,16 @@ def _found_in(package: str, base: type[PartT]) -> dict[str, type[PartT]]:
     Raises:
         ValueError: if two classes claim the same name.
     """
-    found: dict[str, type[PartT]] = {}
+    parts: dict[str, type[PartT]] = {}
     path = importlib.import_module(package).__path__
     for info in pkgutil.iter_modules(path, prefix=package + "."):
         for cls in parts_of(importlib.import_module(info.name), base):
             name = part_name(cls)
             assert name is not None
-            if name in found:
-                raise ValueError(f"{cls} and {found[name]} are both named {name!r}")
-            found[name] = cls
-    return dict(sorted(found.items()))
+            if name in parts:
+                raise ValueError(f"{cls} and {parts[name]} are both named {name!r}")
+            parts[name] = cls
+    return dict(sorted(parts.items()))
 
 
 def parts_of(module: ModuleType, base: type[PartT]) -> list[type[PartT]]:
@@ -347,11 +347,11 @@ def check_methods(part: type[Section], base: type[Section]) -> None:
             raise ValueError(
                 f"{where} is of type {type(own).__name__}; expected a method of ({', '.join(expected[1:])})"
             )
-        bound = isinstance(inspect.getattr_static(part, name), staticmethod | classmethod)
+        without_self = isinstance(inspect.getattr_static(part, name), staticmethod | classmethod)
         try:
-            inspect.signature(own).bind(*expected[bound:])
+            inspect.signature(own).bind(*expected[without_self:])
         except TypeError:
-            takes = list(inspect.signature(own).parameters)[not bound :]
+            takes = list(inspect.signature(own).parameters)[not without_self :]
             raise ValueError(
                 f"{where} takes ({', '.join(takes)}); expected ({', '.join(expected[1:])})"
             ) from None

@@ -67,14 +67,14 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
         values: ``(n,)``, one number per seed; NaN is ignored.
         level: confidence.
     """
-    found = _known(values)
-    if len(found) == 0:
+    present = _known(values)
+    if len(present) == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
-    mean = float(found.mean())
-    if len(found) == 1:
+    mean = float(present.mean())
+    if len(present) == 1:
         return Interval(mean, -math.inf, math.inf, 1)
-    low, high = _bounds(found, level)
-    return Interval(mean, low, high, len(found))
+    low, high = _bounds(present, level)
+    return Interval(mean, low, high, len(present))
 
 
 def paired_difference(first: ArrayLike, second: ArrayLike, level: float = LEVEL) -> Difference:
@@ -90,9 +90,9 @@ def paired_difference(first: ArrayLike, second: ArrayLike, level: float = LEVEL)
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if a.shape != b.shape:
         raise ValueError(f"{a.shape} and {b.shape} values are no pairs")
-    found = _known(a - b)
-    of = mean_interval(found, level)
-    return Difference(of.mean, of.low, of.high, of.n, _p_value(found))
+    differences = _known(a - b)
+    interval = mean_interval(differences, level)
+    return Difference(interval.mean, interval.low, interval.high, interval.n, _p_value(differences))
 
 
 def holm(p_values: ArrayLike) -> NDArray[np.float64]:
@@ -107,9 +107,9 @@ def holm(p_values: ArrayLike) -> NDArray[np.float64]:
     from statsmodels.stats.multitest import multipletests
 
     p = np.asarray(p_values, np.float64)
-    adjusted, known = p.copy(), ~np.isnan(p)
-    if known.any():
-        adjusted[known] = np.asarray(multipletests(p[known], method="holm")[1])
+    adjusted, valid = p.copy(), ~np.isnan(p)
+    if valid.any():
+        adjusted[valid] = np.asarray(multipletests(p[valid], method="holm")[1])
     return adjusted
 
 
@@ -135,8 +135,8 @@ def mean_ranks(values: ArrayLike, higher_is_better: bool = True) -> NDArray[np.f
 
 
 def _known(values: ArrayLike) -> NDArray[np.float64]:
-    found = np.asarray(values, np.float64).ravel()
-    return np.asarray(found[~np.isnan(found)], np.float64)
+    flat = np.asarray(values, np.float64).ravel()
+    return np.asarray(flat[~np.isnan(flat)], np.float64)
 
 
 def _bounds(values: NDArray[np.float64], level: float) -> tuple[float, float]:

@@ -200,8 +200,8 @@ def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
         raise DataError(f"{path}: cannot be read as .npz ({one_line(error)})") from error
     missing = [key for key in _REQUIRED if key not in arrays]
     if missing and not ("x" in arrays and "y" in arrays):
-        whole = ", or x and y" if len(missing) == len(_REQUIRED) else ""
-        raise DataError(f"{path}: has no {', '.join(missing)}; expected {', '.join(_REQUIRED)}{whole}")
+        alternative = ", or x and y" if len(missing) == len(_REQUIRED) else ""
+        raise DataError(f"{path}: has no {', '.join(missing)}; expected {', '.join(_REQUIRED)}{alternative}")
     return arrays
 
 
@@ -257,11 +257,13 @@ def of_arrays(
     if domains[0] is not None and domains[1] is not None:
         check_counted(int(max(domains[0].max(), domains[1].max())), total, f"{where}: domains")
     class_names = tuple(str(label) for label in arrays.get("class_names", np.empty(0)).reshape(-1))
-    used = int(max(y_train.max(), y_test.max())) + 1
-    check_counted(used - 1, total, f"{where}: labels")
-    if class_names and len(class_names) < used:
-        raise DataError(f"{where}: labels go up to {used - 1} but there are {len(class_names)} class_names")
-    classes = max(used, len(class_names))
+    label_count = int(max(y_train.max(), y_test.max())) + 1
+    check_counted(label_count - 1, total, f"{where}: labels")
+    if class_names and len(class_names) < label_count:
+        raise DataError(
+            f"{where}: labels go up to {label_count - 1} but there are {len(class_names)} class_names"
+        )
+    classes = max(label_count, len(class_names))
     samples = Samples(
         name, x_train, y_train, x_test, y_test, classes, domains[0], domains[1], class_names,
         targets_train=targets_train, targets_test=targets_test,
@@ -274,12 +276,12 @@ def of_arrays(
         train = as_column(arrays[key], len(x_train)) if is_column(key) and column != key else None
         if train is None:
             continue
-        tests, known = None, arrays.get(f"{column}_test")
-        if known is not None:
-            tests = as_column(known, len(x_test))
+        tests, test_values = None, arrays.get(f"{column}_test")
+        if test_values is not None:
+            tests = as_column(test_values, len(x_test))
             if tests is None:
-                what = f"has shape {known.shape} and type {known.dtype}"
-                what = "holds objects" if known.dtype.kind == "O" else what
+                what = f"has shape {test_values.shape} and type {test_values.dtype}"
+                what = "holds objects" if test_values.dtype.kind == "O" else what
                 raise DataError(
                     f"{where}: {column}_test {what}; expected integers or text of shape "
                     f"({len(x_test)},), as {key} has them for the training samples"
@@ -327,8 +329,8 @@ def column_of(train: NDArray[np.generic], test: NDArray[np.generic] | None) -> C
     """
     import pandas as pd
 
-    known = [train] if test is None else [train, test]
-    codes, ids = pd.factorize(np.concatenate([np.asarray(part).astype(str) for part in known]))
+    parts = [train] if test is None else [train, test]
+    codes, ids = pd.factorize(np.concatenate([np.asarray(part).astype(str) for part in parts]))
     values = np.array(in_order([str(each) for each in ids]))
     places = pd.Index(values).get_indexer(pd.Index(ids))[codes].astype(np.int32)
     return Column(values, places[: len(train)], None if test is None else places[len(train) :])
@@ -341,19 +343,19 @@ def _content(path: Path) -> dict[str, NDArray[np.generic]]:
     if isinstance(content, np.ndarray):
         raise ValueError("it holds a single array")
     with content:
-        whole = "x" in content and not any(key in content for key in _REQUIRED)
-        known = ("x", "y", "class_names") if whole else (*_REQUIRED, *_OPTIONAL)
-        arrays = {key: content[key] for key in known if key in content}
+        undivided = "x" in content and not any(key in content for key in _REQUIRED)
+        standard_names = ("x", "y", "class_names") if undivided else (*_REQUIRED, *_OPTIONAL)
+        arrays = {key: content[key] for key in standard_names if key in content}
         for key in content:
-            if key in known or not (whole or is_column(key)):
+            if key in standard_names or not (undivided or is_column(key)):
                 continue
             try:
-                more = content[key]
+                values = content[key]
             except Exception:  # pickled objects, which are not loaded, or broken data
-                more = np.empty(0, np.object_)
-            column = as_column(more, len(more)) if more.ndim else None
-            if column is not None or not whole:  # of_arrays refuses a test column that does not fit
-                arrays[key] = more if column is None else column
+                values = np.empty(0, np.object_)
+            column = as_column(values, len(values)) if values.ndim else None
+            if column is not None or not undivided:  # of_arrays refuses a test column that does not fit
+                arrays[key] = values if column is None else column
         return arrays
 
 
@@ -384,8 +386,8 @@ def fingerprint(samples: Samples) -> str:
         array = getattr(samples, key)
         if array is not None:
             digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
-            own = isinstance(array, ShardedArray)
-            digest.update(array.fingerprint() if own else np.ascontiguousarray(array).data)
+            sharded = isinstance(array, ShardedArray)
+            digest.update(array.fingerprint() if sharded else np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]
 
 

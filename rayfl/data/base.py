@@ -162,16 +162,16 @@ class Samples:
     def inputs(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.generic]:
         """The inputs of samples by their (virtual) ids, ``(len(ids), ...)``."""
         x = self.x_train if part == "train" else self.x_test
-        found: NDArray[np.generic] = x.take(self._plain(len(x), ids), axis=0)
-        return found
+        inputs: NDArray[np.generic] = x.take(self._plain(len(x), ids), axis=0)
+        return inputs
 
     def labels(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64]:
         """The labels of samples by their (virtual) ids, ``(len(ids),)``."""
         y = self.y_train if part == "train" else self.y_test
         maps = self.label_maps
-        labels = y[ids] if maps is None else maps[ids // len(y), y[ids % len(y)]]
-        found: NDArray[np.int64] = labels.astype(np.int64, copy=False)
-        return found
+        values = y[ids] if maps is None else maps[ids // len(y), y[ids % len(y)]]
+        labels: NDArray[np.int64] = values.astype(np.int64, copy=False)
+        return labels
 
     def targets(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64] | NDArray[np.float32]:
         """The targets of samples by their (virtual) ids, ``(n, ...)``: labels, numbers or next words."""
@@ -194,8 +194,8 @@ class Samples:
         if self.x_server is None:
             raise DataError(f"{self.name}: the server has no samples of its own; set data.server_share")
         chosen = rng.choice(len(self.x_server), min(count, len(self.x_server)), replace=False)
-        found: NDArray[np.generic] = self.x_server[np.sort(chosen)]
-        return found
+        inputs: NDArray[np.generic] = self.x_server[np.sort(chosen)]
+        return inputs
 
     def _plain(self, count: int, ids: NDArray[np.integer]) -> NDArray[np.integer]:
         return ids if self.label_maps is None else ids % count
@@ -280,10 +280,10 @@ class Ragged:
     def ascending(cls, values: NDArray[np.int32], sizes: NDArray[np.int64]) -> Ragged:
         """Lists of these sizes ``(L,)`` from ``values`` ``(n,)``, each sorted."""
         lists = cls(np.empty_like(values), _offsets(sizes))
-        for some in lists.pieces(_TOGETHER):
-            part = slice(lists.offsets[some.start], lists.offsets[some.stop])
+        for piece in lists.pieces(_TOGETHER):
+            part = slice(lists.offsets[piece.start], lists.offsets[piece.stop])
             # One sort for all lists, by list and value.
-            keys = np.repeat(np.arange(some.start, some.stop) << 32, sizes[some]) | values[part]
+            keys = np.repeat(np.arange(piece.start, piece.stop) << 32, sizes[piece]) | values[part]
             keys.sort()
             lists.values[part] = keys & _MASK
         return lists
@@ -432,8 +432,8 @@ class Federation:
     def predictions_on(self, on: TestedOn) -> NDArray[np.int64]:
         """Number of predictions per client when tested on these samples ``(N,)``; see :attr:`predictions`."""
         if on == "common":
-            every = self.common_tests(0)
-            return np.full(self.clients, self.predictions_of(Ragged.of([every]), "test")[0])
+            all_tests = self.common_tests(0)
+            return np.full(self.clients, self.predictions_of(Ragged.of([all_tests]), "test")[0])
         if on == "validation":
             return self.predictions_of(self.validation, "train")
         return self.predictions_of(self.test, "test")
@@ -445,8 +445,8 @@ class Federation:
         if targets is None or samples.numeric:
             return lists.sizes
         words = (targets[lists.values] != IGNORED).sum(axis=1)
-        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
-        return np.diff(before[lists.offsets])
+        word_offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
+        return np.diff(word_offsets[lists.offsets])
 
     def tested_on(self, on: TestedOn, client: int) -> tuple[Part, NDArray[np.int32]]:
         """The part of the data and the ids of the samples ``(n,)`` that a client is tested on.
@@ -462,9 +462,9 @@ class Federation:
     def label_maps(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """The row of :attr:`Samples.label_maps` through which each client sees its samples ``(n,)``."""
         first, tested = self.test.offsets[:-1][clients], self.test.sizes[clients] > 0
-        found = np.zeros(len(clients), np.int64)
-        found[tested] = self.test.values[first[tested]] // len(self.samples.y_test)
-        return found
+        rows = np.zeros(len(clients), np.int64)
+        rows[tested] = self.test.values[first[tested]] // len(self.samples.y_test)
+        return rows
 
     def common_tests(self, label_map: int) -> NDArray[np.int32]:
         """The ids of all test samples, seen through row ``label_map`` of :attr:`Samples.label_maps`."""

@@ -234,12 +234,14 @@ def build_stages(
     """
     check_settings(samples, validation, test_samples)
     for place, event in enumerate(events):
-        last = rounds if isinstance(event, Join) and not event.returning else rounds - 1
-        if event.round > last:
+        last_round = rounds if isinstance(event, Join) and not event.returning else rounds - 1
+        if event.round > last_round:
             raise ConfigError(
                 f"events.{place}.round",
                 f"it would happen after {event.round} of {counted(rounds, 'round')}",
-                f"it must lie in 1..{last}" if last else "a single round has no room for such events",
+                f"it must lie in 1..{last_round}"
+                if last_round
+                else "a single round has no room for such events",
             )
     assignment = assigned_by(partition, samples, seed)
     newcomers = _newcomers(events, assignment.groups, len(assignment.clients), seed)
@@ -251,12 +253,12 @@ def build_stages(
     shares = Shares(validation, most_tests(test_samples, len(assignment.clients)), seed)
     population = _at_first(samples, assignment, maps, newcomers, shares)
 
-    first = population
+    initial = population
     steps: list[tuple[int, Population, tuple[Ids, Ids, Ids]]] = []
-    for after in sorted({event.round for event in events if isinstance(event, ClientEvent)}):
-        before, drifts = population.active, []
+    for event_round in sorted({event.round for event in events if isinstance(event, ClientEvent)}):
+        active_before, drifts = population.active, []
         for place, event in enumerate(events):
-            if event.round != after:
+            if event.round != event_round:
                 continue
             if isinstance(event, Drift):
                 drifts.append((place, event))
@@ -265,15 +267,22 @@ def build_stages(
             elif isinstance(event, Leave):
                 population = _leave(population, event, place, seed)
         population, drifted = _drift(population, drifts, shares)
-        now = population.active
-        changes = np.flatnonzero(now & ~before), np.flatnonzero(before & ~now), drifted
-        steps.append((after, population, changes))
+        active_now = population.active
+        changes = (
+            np.flatnonzero(active_now & ~active_before),
+            np.flatnonzero(active_before & ~active_now),
+            drifted,
+        )
+        steps.append((event_round, population, changes))
 
     if samples.label_maps is not None or len(population.rows) > 1:
         samples = replace(samples, label_maps=np.array(population.rows, np.int64))
     return (
-        Stage(0, replace(first.federation(samples), notes=assignment.notes), first.active),
-        *(Stage(after, at.federation(samples), at.active, *changes) for after, at, changes in steps),
+        Stage(0, replace(initial.federation(samples), notes=assignment.notes), initial.active),
+        *(
+            Stage(event_round, state.federation(samples), state.active, *changes)
+            for event_round, state, changes in steps
+        ),
     )
 
 
@@ -299,10 +308,10 @@ def _reordered(assignment: Assignment, newcomers: dict[int, Ids]) -> tuple[Assig
     """Reorder the clients so that those that join later come last; also return the ids that these get."""
     if not newcomers:
         return assignment, {}
-    last = np.concatenate(list(newcomers.values()))
+    joining = np.concatenate(list(newcomers.values()))
     clients = len(assignment.clients)
-    order = np.concatenate([np.setdiff1d(np.arange(clients), last), last])
-    ends = clients - len(last) + np.cumsum([len(ids) for ids in newcomers.values()])
+    order = np.concatenate([np.setdiff1d(np.arange(clients), joining), joining])
+    ends = clients - len(joining) + np.cumsum([len(ids) for ids in newcomers.values()])
     ids = {
         place: np.arange(end - len(ids), end)
         for (place, ids), end in zip(newcomers.items(), ends.tolist(), strict=True)
@@ -324,11 +333,13 @@ def numbered(events: Sequence[BaseEvent], names: Names | None) -> list[BaseEvent
     Raises:
         ConfigError: if there is no client of that id.
     """
-    known = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
+    numbers_by_id = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
     return [
         event.model_copy(
             update={
-                "clients": tuple(client_number(c, known, f"events.{place}.clients") for c in event.clients)
+                "clients": tuple(
+                    client_number(c, numbers_by_id, f"events.{place}.clients") for c in event.clients
+                )
             }
         )
         if isinstance(event, ClientEvent) and isinstance(event.clients, tuple)
@@ -350,9 +361,13 @@ def client_number(client: int | str, known: Mapping[str, int], where: str) -> in
     """
     if known:
         if str(client) not in known:
-            near = difflib.get_close_matches(str(client), known, n=1)
-            some = ", ".join(map(repr, itertools.islice(known, 3)))
-            remedy = f"did you mean {near[0]!r}?" if near else f"use the ids of the partition, such as {some}"
+            matches = difflib.get_close_matches(str(client), known, n=1)
+            examples = ", ".join(map(repr, itertools.islice(known, 3)))
+            remedy = (
+                f"did you mean {matches[0]!r}?"
+                if matches
+                else f"use the ids of the partition, such as {examples}"
+            )
             raise ConfigError(where, f"there is no client {str(client)!r}", remedy)
         return known[str(client)]
     if not str(client).isdecimal():
@@ -401,27 +416,27 @@ def _at_first(
     for ids in newcomers.values():
         active[ids] = False
     rows = np.arange(samples.classes)[None] if samples.label_maps is None else samples.label_maps
-    seen = np.zeros(len(assigned), np.int64) if maps is None else maps
+    client_maps = np.zeros(len(assigned), np.int64) if maps is None else maps
     return Population(
         samples,
         train,
         held_out,
         tests,
         groups,
-        seen,
+        client_maps,
         tuple(tuple(row) for row in rows.tolist()),
         active,
         known=active,
-        founded=keys_of(groups, seen),
+        founded=keys_of(groups, client_maps),
         names=names,
     )
 
 
 def _join(population: Population, event: Join, place: int, newcomers: Ids | None, seed: int) -> Population:
     if newcomers is None:
-        away = population.known & ~population.active
+        absent = population.known & ~population.active
         rng = generator(seed, "event", place)
-        newcomers = choose(event, place, away, population.groups, rng, population.names)
+        newcomers = choose(event, place, absent, population.groups, rng, population.names)
     return population.came(newcomers)
 
 
@@ -443,16 +458,18 @@ def _drift(
     renaming: list[tuple[int, Drift, Ids]] = []
     for place, event in events:
         rng = generator(shares.seed, "event", place)
-        among = population.active & ~drifted
+        candidates = population.active & ~drifted
         if event.to is not None and not isinstance(event.clients, tuple) and population.groups is not None:
-            among &= population.groups != event.to
-        ids = choose(event, place, among, population.groups, rng, population.names)
+            candidates &= population.groups != event.to
+        ids = choose(event, place, candidates, population.groups, rng, population.names)
         drifted[ids] = True
         if event.kind == "permuted_labels":
             renaming.append((place, event, ids))
         else:
-            like = _targets(population, event, place, ids, rng) if event.kind == "group" else None
-            moving.append((place, event, Wish(ids, _classes(population, event, place), like, event.reuse)))
+            target_groups = _targets(population, event, place, ids, rng) if event.kind == "group" else None
+            moving.append(
+                (place, event, Wish(ids, _classes(population, event, place), target_groups, event.reuse))
+            )
     if moving:
         population = _move(population, moving, shares)
     for place, event, ids in renaming:
@@ -473,7 +490,7 @@ def _drift(
 def _move(population: Population, moving: Sequence[tuple[int, Drift, Wish]], shares: Shares) -> Population:
     """Give new samples to all clients that drift to other classes or groups in a round."""
     rngs = [generator(shares.seed, "event data", place) for place, _, _ in moving]
-    before, y = population, population.samples.y_train
+    original, y = population, population.samples.y_train
     lists_of, short_of = new_samples(population, [wish for _, _, wish in moving], rngs)
     for (place, event, wish), lists, short in zip(moving, lists_of, short_of, strict=True):
         lacking = np.flatnonzero(short)
@@ -496,7 +513,7 @@ def _move(population: Population, moving: Sequence[tuple[int, Drift, Wish]], sha
             ]
             population = population.regrouped(wish.ids, keys)
         else:
-            population = population.follows(wish.ids, wish.like, before)
+            population = population.follows(wish.ids, wish.like, original)
     return population
 
 
@@ -506,18 +523,20 @@ def _targets(population: Population, event: Drift, place: int, ids: Ids, rng: np
     groups = population.groups
     if groups is None:
         raise ConfigError(where, "the partition plants no groups", "use tasks, domains or relabelled")
-    there = np.unique(groups[population.active])
+    present_groups = np.unique(groups[population.active])
     if event.to is not None:
-        if event.to not in there:
+        if event.to not in present_groups:
             raise ConfigError(
                 where,
                 f"no client is in group {event.to} after {counted(event.round, 'round')}",
-                f"there are groups {', '.join(map(str, there.tolist()))}",
+                f"there are groups {', '.join(map(str, present_groups.tolist()))}",
             )
         return np.full(len(ids), event.to)
-    if len(there) < 2:
+    if len(present_groups) < 2:
         raise ConfigError(where, "there is no other group", "clients of two groups must be present")
-    return np.array([rng.choice(there[there != groups[client]]) for client in ids.tolist()], np.int64)
+    return np.array(
+        [rng.choice(present_groups[present_groups != groups[client]]) for client in ids.tolist()], np.int64
+    )
 
 
 def _classes(population: Population, event: Drift, place: int) -> tuple[int, ...] | None:
@@ -593,9 +612,9 @@ def choose(
             )
         pool = pool[groups[pool] == event.group]
     if not len(pool):
-        of = "" if event.group is None else f" of group {event.group}"
-        there = "has left" if isinstance(event, Join) and event.returning else "is left for it"
-        raise ConfigError(where, f"no client{of} {there} after {counted(event.round, 'round')}")
+        of_group = "" if event.group is None else f" of group {event.group}"
+        lack = "has left" if isinstance(event, Join) and event.returning else "is left for it"
+        raise ConfigError(where, f"no client{of_group} {lack} after {counted(event.round, 'round')}")
     count = len(pool)
     if event.share is not None:
         count = max(1, round(event.share * len(pool)))

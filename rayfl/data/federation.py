@@ -29,15 +29,15 @@ def assigned_by(partition: Partition, samples: Samples, seed: int) -> Assignment
     Raises:
         DataError: if it is not a valid division of the samples.
     """
-    found = call_part(partition, "assign", samples, seed)
+    assignment = call_part(partition, "assign", samples, seed)
     if is_own(partition):
-        return cast("Assignment", found)
+        return cast("Assignment", assignment)
     where = f"partition: {partition.name}"
-    if not isinstance(found, Assignment):
-        raise DataError(f"{where}: assign returned {type_of(found)}; expected an Assignment")
+    if not isinstance(assignment, Assignment):
+        raise DataError(f"{where}: assign returned {type_of(assignment)}; expected an Assignment")
     for part, lists, total in (
-        ("clients", found.clients, len(samples.y_train)),
-        ("test", found.test, len(samples.y_test)),
+        ("clients", assignment.clients, len(samples.y_train)),
+        ("test", assignment.test, len(samples.y_test)),
     ):
         if lists is None or isinstance(lists, Ragged):
             continue
@@ -51,11 +51,11 @@ def assigned_by(partition: Partition, samples: Samples, seed: int) -> Assignment
                 raise DataError(f"{where}: {part}: client {client} has sample {wrong} of 0 to {total - 1}")
             if not len(values) and part == "clients":
                 raise DataError(f"{where}: client {client} has no training sample")
-    taken = Ragged.of(found.clients).values
+    taken = Ragged.of(assignment.clients).values
     if len(np.unique(taken)) < len(taken):
         ids, counts = np.unique(taken, return_counts=True)
         raise DataError(f"{where}: training sample {ids[counts.argmax()]} is given out twice")
-    return found
+    return assignment
 
 
 def build_federation(
@@ -183,17 +183,17 @@ def split(assigned: Ragged, fraction: float, seed: int, *ids: int) -> tuple[Ragg
         if isinstance(assigned, Ranges):
             return assigned, Ragged.empty(len(sizes))
         return Ragged.ascending(assigned.values, sizes), Ragged.empty(len(sizes))
-    held = np.minimum(np.rint(fraction * sizes).astype(np.int64), sizes - 1)
-    client = np.repeat(np.arange(len(sizes)), sizes)
-    draws = generator(seed, "validation", *ids).random(len(client))
+    counts = np.minimum(np.rint(fraction * sizes).astype(np.int64), sizes - 1)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    draws = generator(seed, "validation", *ids).random(len(owner))
     values = np.empty_like(assigned.values)
-    for some in assigned.pieces(_TOGETHER):
-        part = slice(assigned.offsets[some.start], assigned.offsets[some.stop])
-        order = np.lexsort((draws[part], client[part]))  # each client's samples in random order
+    for piece in assigned.pieces(_TOGETHER):
+        part = slice(assigned.offsets[piece.start], assigned.offsets[piece.stop])
+        order = np.lexsort((draws[part], owner[part]))  # each client's samples in random order
         values[part] = assigned.values[part][order]
-    rank = np.arange(len(client)) - assigned.offsets[client]
-    second = rank < held[client]
-    return Ragged.ascending(values[~second], sizes - held), Ragged.ascending(values[second], held)
+    rank = np.arange(len(owner)) - assigned.offsets[owner]
+    second = rank < counts[owner]
+    return Ragged.ascending(values[~second], sizes - counts), Ragged.ascending(values[second], counts)
 
 
 def client_tests(
@@ -213,11 +213,11 @@ def client_tests(
     if own is None:
         return _following(samples, assigned, cap, seed, names)
     tests = Ragged.of(own)
-    without = np.flatnonzero(tests.sizes == 0)
-    if len(without):
+    untested = np.flatnonzero(tests.sizes == 0)
+    if len(untested):
         raise DataError(
-            f"dataset {samples.name}: client {called(names, without[0])} has no test sample "
-            f"({len(without)} such clients); every client needs one"
+            f"dataset {samples.name}: client {called(names, untested[0])} has no test sample "
+            f"({len(untested)} such clients); every client needs one"
         )
     if cap is None or tests.sizes.max() <= cap:
         if isinstance(tests, Ranges):
@@ -250,16 +250,16 @@ def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int, n
     drawn = _Drawn(strata_train, available, scarce, pool, cap)
     parts: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
     sizes: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-    without: list[int] = []
-    for some in assigned.pieces(_TOGETHER):  # clients are independent of each other
-        values, counts = drawn.of(assigned.take(np.arange(some.start, some.stop)))
-        without += (some.start + np.flatnonzero(counts == 0)).tolist()
+    untested: list[int] = []
+    for piece in assigned.pieces(_TOGETHER):  # clients are independent of each other
+        values, counts = drawn.of(assigned.take(np.arange(piece.start, piece.stop)))
+        untested += (piece.start + np.flatnonzero(counts == 0)).tolist()
         parts.append(values)
         sizes.append(counts)
-    if without:
+    if untested:
         raise DataError(
-            f"dataset {samples.name}: no test sample has a label of client {called(names, without[0])} "
-            f"({len(without)} such clients); every label in the training data needs test samples"
+            f"dataset {samples.name}: no test sample has a label of client {called(names, untested[0])} "
+            f"({len(untested)} such clients); every label in the training data needs test samples"
         )
     return Ragged.ascending(np.concatenate(parts), np.concatenate(sizes))
 
@@ -299,8 +299,8 @@ class _Drawn:
 
         most = available[stratum] * size[client] // counts  # m_i as far as this stratum allows
         starts = np.searchsorted(client, np.arange(len(assigned)))
-        others = np.logical_or.reduceat(~self.scarce[stratum], starts)[client]
-        total = np.minimum.reduceat(np.where(self.scarce[stratum] & others, _ANY, most), starts)
+        has_others = np.logical_or.reduceat(~self.scarce[stratum], starts)[client]
+        total = np.minimum.reduceat(np.where(self.scarce[stratum] & has_others, _ANY, most), starts)
         if self.cap is not None:
             total = np.minimum(total, self.cap)
         quota = total[client] * counts
@@ -321,10 +321,10 @@ def _by_remainder(
     client: NDArray[np.int64], remainder: NDArray[np.int64], stratum: NDArray[np.int64], strata: int
 ) -> NDArray[np.intp]:
     """Indices sorted by client, falling remainder and stratum; by a single 64-bit key if it fits (faster)."""
-    most = int(remainder.max(initial=0)) + 1
-    if (int(client.max(initial=0)) + 1) * most * strata >= 1 << 63:
+    radix = int(remainder.max(initial=0)) + 1
+    if (int(client.max(initial=0)) + 1) * radix * strata >= 1 << 63:
         return np.asarray(np.lexsort((stratum, -remainder, client)))
-    order: NDArray[np.intp] = np.argsort((client * most + (most - 1 - remainder)) * strata + stratum)
+    order: NDArray[np.intp] = np.argsort((client * radix + (radix - 1 - remainder)) * strata + stratum)
     return order
 
 
@@ -338,10 +338,10 @@ def scarce_strata(samples: Samples) -> NDArray[np.int64]:
     """Strata that have test samples, but far fewer than their share of the training data suggests."""
     train, test, strata = strata_of(samples)
     trained, tested = np.bincount(train, minlength=strata), np.bincount(test, minlength=strata)
-    found: NDArray[np.int64] = np.flatnonzero(
+    scarce: NDArray[np.int64] = np.flatnonzero(
         (tested > 0) & (tested * len(train) * _SCARCE < trained * len(test))
     )
-    return found
+    return scarce
 
 
 def strata_of(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:

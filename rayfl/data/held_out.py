@@ -35,11 +35,11 @@ def read(dataset: Dataset, root: Path, public: int, seed: int, scaling: Scaling 
     Raises:
         ConfigError, DataError
     """
-    found = call_part(dataset, "load", root)
-    if not isinstance(found, Samples):
-        what = f"data: {dataset.name}: load returned {type_of(found)}; expected rayfl.data.Samples"
+    loaded = call_part(dataset, "load", root)
+    if not isinstance(loaded, Samples):
+        what = f"data: {dataset.name}: load returned {type_of(loaded)}; expected rayfl.data.Samples"
         raise DataError(what)
-    samples = hold_out(found, dataset.server_share, public, seed)
+    samples = hold_out(loaded, dataset.server_share, public, seed)
     return dataset.normalised(samples) if scaling is None else replace(samples, scaling=scaling)
 
 
@@ -71,8 +71,8 @@ def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Sa
         )
     order = generator(seed, "server share").permutation(total)
     if samples.domain_train is not None:
-        kept = np.unique(samples.domain_train[order], return_index=True)[1]
-        order = np.delete(order, kept)
+        first_of_domain = np.unique(samples.domain_train[order], return_index=True)[1]
+        order = np.delete(order, first_of_domain)
     held = np.zeros(total, np.bool_)
     held[order[: min(count, total - 1)]] = True
     if not held.any():

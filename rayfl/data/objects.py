@@ -33,9 +33,9 @@ def dataset_of(thing: object) -> dict[str, Any] | None:
     if not (isinstance(thing, (Mapping, tuple, list)) or hasattr(thing, "__getitem__")):
         return None
     arrays, layout = as_arrays(thing, "data")
-    written = io.BytesIO()
-    np.savez(written, **arrays)  # type: ignore[arg-type]
-    return {"name": "npz", "path": keep(written.getvalue(), ".npz"), "layout": layout}
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    return {"name": "npz", "path": keep(buffer.getvalue(), ".npz"), "layout": layout}
 
 
 def partition_of(thing: object) -> dict[str, Any] | None:
@@ -54,15 +54,15 @@ def partition_of(thing: object) -> dict[str, Any] | None:
     if callable(thing):
         return {"name": "python", "target": target_of(thing)}
     if isinstance(thing, Mapping) and thing and all(map(_is_array, thing.values())):
-        named: Iterable[tuple[Any, Any]] = thing.items()
+        entries: Iterable[tuple[Any, Any]] = thing.items()
     elif isinstance(thing, Sequence) and not isinstance(thing, str):
-        named = enumerate(thing)
+        entries = enumerate(thing)
     else:
         return None
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["sample", "client"])
-    for client, samples in named:
+    for client, samples in entries:
         places = np.asarray(samples)
         if not places.size:
             raise DataError(f"partition: client {client} has no samples; leave it out")
@@ -73,7 +73,7 @@ def partition_of(thing: object) -> dict[str, Any] | None:
                 "integers (masks: numpy.flatnonzero(mask))"
             )
         writer.writerows([sample, client] for sample in places.reshape(-1).tolist())
-    return {"name": "file", "path": keep(text.getvalue().encode(), ".csv")}
+    return {"name": "file", "path": keep(buffer.getvalue().encode(), ".csv")}
 
 
 def _is_array(thing: object) -> bool:

@@ -59,10 +59,10 @@ def seeded(seed: int) -> Iterator[None]:
     import torch
 
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    fixed = key(seed, "own code") % 2**32
-    random.seed(fixed)
-    np.random.seed(fixed)  # noqa: NPY002
-    torch.manual_seed(fixed)
+    global_seed = key(seed, "own code") % 2**32
+    random.seed(global_seed)
+    np.random.seed(global_seed)  # noqa: NPY002
+    torch.manual_seed(global_seed)
     try:
         yield
     finally:
@@ -92,11 +92,11 @@ def as_arrays(returned: Any, where: str) -> tuple[Arrays, Layout]:
             names = ("x_train", "y_train", "x_test", "y_test")
             return {n: _array(v, f"{where}: {n}") for n, v in zip(names, returned, strict=True)}, "auto"
         if len(returned) == 2 and all(map(_is_dataset, returned)):
-            (x, y, layout), (x_test, y_test, other) = (
+            (x, y, layout), (x_test, y_test, test_layout) = (
                 _read(part, f"{where}: {name}")
                 for part, name in zip(returned, ("train", "test"), strict=True)
             )
-            if layout != other:
+            if layout != test_layout:
                 raise DataError(f"{where}: train and test hold images of different kinds")
             return {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}, layout
         if len(returned) == 2 and not any(map(_is_dataset, returned)):
@@ -133,20 +133,20 @@ def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tup
         raise ConfigError(
             "data.test_fraction", f"{where} has no test part", "say what fraction to take, e.g. 0.2"
         )
-    y, names = arrays["y"], {key: arrays[key] for key in arrays if key == "class_names"}
+    y, undivided = arrays["y"], {key: arrays[key] for key in arrays if key == "class_names"}
     if not y.ndim:
         raise DataError(f"{where}: y is a single number; expected one for each sample of x")
-    arrays = {key: arrays[key] for key in arrays if key not in names}
+    arrays = {key: arrays[key] for key in arrays if key not in undivided}
     for name, values in arrays.items():
         if values.ndim == 0 or len(values) != len(y):
             raise DataError(f"{where}: {name} has shape {values.shape}, y has shape {y.shape}")
-    numbers = y.dtype.kind == "f" or (y.ndim > 1 and y.shape[1] > 1)
-    kinds = np.zeros(len(y), np.int64) if numbers or not len(y) else y.reshape(len(y), -1)[:, 0]
-    test = drawn(kinds, fraction, seed, where)
+    numeric = y.dtype.kind == "f" or (y.ndim > 1 and y.shape[1] > 1)
+    labels = np.zeros(len(y), np.int64) if numeric or not len(y) else y.reshape(len(y), -1)[:, 0]
+    test = drawn(labels, fraction, seed, where)
     parts = {
-        f"{n}_{part}": v[at] for n, v in arrays.items() for part, at in (("train", ~test), ("test", test))
+        f"{n}_{part}": v[mask] for n, v in arrays.items() for part, mask in (("train", ~test), ("test", test))
     }
-    return parts | names, split_numbering(test)
+    return parts | undivided, split_numbering(test)
 
 
 def check_seed(dataset: Section) -> None:
@@ -166,15 +166,15 @@ def drawn(labels: NDArray[np.generic], fraction: float, seed: int, where: str) -
     Raises:
         DataError: if no test sample would be drawn; its message names ``where``.
     """
-    _, kinds, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    order = np.lexsort((generator(seed, "test fraction").random(len(labels)), kinds))
+    _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.lexsort((generator(seed, "test fraction").random(len(labels)), classes))
     starts = np.cumsum(counts) - counts
     rank = np.empty(len(labels), np.int64)
-    rank[order] = np.arange(len(labels)) - starts[kinds[order]]
-    found: NDArray[np.bool_] = rank < np.minimum(np.rint(fraction * counts), counts - 1)[kinds]
-    if not found.any():
+    rank[order] = np.arange(len(labels)) - starts[classes[order]]
+    test_mask: NDArray[np.bool_] = rank < np.minimum(np.rint(fraction * counts), counts - 1)[classes]
+    if not test_mask.any():
         raise DataError(f"{where}: a fraction of {fraction:g} of {len(labels)} samples leaves no test sample")
-    return found
+    return test_mask
 
 
 def split_numbering(test: NDArray[np.bool_]) -> Numbering:
@@ -184,15 +184,15 @@ def split_numbering(test: NDArray[np.bool_]) -> Numbering:
 
 
 def _of_mapping(returned: Mapping[Any, Any], where: str) -> Arrays:
-    names = {"x_train", "y_train", "x_test", "y_test"}
-    whole = {"x", "y"} <= set(returned)
-    missing = [] if whole else sorted(names - set(returned))
+    required = {"x_train", "y_train", "x_test", "y_test"}
+    undivided = {"x", "y"} <= set(returned)
+    missing = [] if undivided else sorted(required - set(returned))
     if missing:
         raise DataError(f"{where} returned a dictionary without {', '.join(missing)}; {EXPECTED}")
-    known = {*names, "domain_train", "domain_test", "class_names"}
+    allowed_names = {*required, "domain_train", "domain_test", "class_names"}
     arrays = {}
     for name, value in returned.items():
-        if not isinstance(name, str) or not (whole or name in known or is_column(name)):
+        if not isinstance(name, str) or not (undivided or name in allowed_names or is_column(name)):
             raise DataError(
                 f"{where} returned a dictionary with {name!r}; columns are called <name>_train, <name>_test"
             )
@@ -209,14 +209,14 @@ def _array(value: Any, where: str) -> NDArray[np.generic]:
     if isinstance(value, np.ma.MaskedArray) and value.mask.any():
         raise DataError(f"{where} has masked values; fill them in, or leave the samples out")
     try:
-        found = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+        array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except Exception as error:
         raise DataError(f"{where} is not an array ({one_line(error)})") from None
-    if found.dtype.kind == "O" and found.ndim == 1 and all(isinstance(item, str) for item in found):
-        found = found.astype(str)
-    if found.dtype.kind not in "uifbU" or found.ndim == 0:
+    if array.dtype.kind == "O" and array.ndim == 1 and all(isinstance(item, str) for item in array):
+        array = array.astype(str)
+    if array.dtype.kind not in "uifbU" or array.ndim == 0:
         raise DataError(f"{where} is {type_of(value)}; expected an array of numbers")
-    return found
+    return array
 
 
 def _is_dataset(value: Any) -> bool:
@@ -261,9 +261,9 @@ def _read(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[np.gen
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             what = f"{len(item)} things" if isinstance(item, (tuple, list)) else type_of(item)
             raise DataError(f"{where}: sample {i} is {what}; expected (input, label)")
-        x, seen = _input(item[0], f"{where}: sample {i}")
+        x, sample_layout = _input(item[0], f"{where}: sample {i}")
         if inputs is None:
-            inputs, layout = np.empty((count, *x.shape), x.dtype), seen
+            inputs, layout = np.empty((count, *x.shape), x.dtype), sample_layout
         if x.shape != inputs.shape[1:] or x.dtype != inputs.dtype:
             raise DataError(
                 f"{where}: sample {i} is {x.dtype} {x.shape}, sample 0 is {inputs.dtype} {inputs.shape[1:]}; "
@@ -290,17 +290,17 @@ def _input(value: Any, where: str) -> tuple[NDArray[np.generic], Layout]:
     if type(value).__module__.startswith("PIL."):
         image = value if value.mode in ("L", "RGB") else value.convert("RGB")
         return np.asarray(image), "hwc"
-    found = _array(value, f"{where}: its input")
-    return found, "chw" if hasattr(value, "detach") else "auto"
+    array = _array(value, f"{where}: its input")
+    return array, "chw" if hasattr(value, "detach") else "auto"
 
 
 def _target(value: Any) -> NDArray[np.generic] | None:
     """The target of one sample: a class, int64 ``()``, or numbers ``(K,)`` float32; None if it is neither."""
     try:
-        found = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+        array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except Exception:
         return None
-    if found.size == 1 and found.dtype.kind in "ui":
-        return found.reshape(()).astype(np.int64)
-    numbers = found.dtype.kind == "f" or (found.size > 1 and found.dtype.kind in "uib")
-    return found.reshape(-1).astype(np.float32) if numbers and found.size and found.ndim < 2 else None
+    if array.size == 1 and array.dtype.kind in "ui":
+        return array.reshape(()).astype(np.int64)
+    numeric = array.dtype.kind == "f" or (array.size > 1 and array.dtype.kind in "uib")
+    return array.reshape(-1).astype(np.float32) if numeric and array.size and array.ndim < 2 else None

@@ -42,11 +42,11 @@ def read_pictures(
         with _open(where, opened) as image:
             if image.mode not in (*_GREY, *_COLOURS):
                 raise DataError(f"{where}: has pixels of kind {image.mode!r}; expected 8 bits a channel")
-            seen = (image.height, image.width)
-            shape = shape or seen
-            if size is None and shape != seen:
+            own_size = (image.height, image.width)
+            shape = shape or own_size
+            if size is None and shape != own_size:
                 raise DataError(
-                    f"{where}: is {seen[0]}x{seen[1]}, the first image is {shape[0]}x{shape[1]}; set "
+                    f"{where}: is {own_size[0]}x{own_size[1]}, the first image is {shape[0]}x{shape[1]}; set "
                     "data.size to scale all"
                 )
             colours |= channels is None and image.mode in _COLOURS
@@ -57,7 +57,7 @@ def read_pictures(
             f"{len(pictures):,} images of {shape[0]}x{shape[1]} need {in_bytes(2 * needed)}, "
             f"{in_bytes(free)} are free; set a smaller data.size"
         )
-    found = np.empty((len(pictures), 3 if colours else 1, *shape), np.uint8)
+    images = np.empty((len(pictures), 3 if colours else 1, *shape), np.uint8)
     for i, (where, opened) in enumerate(pictures):
         with _open(where, opened) as image:
             try:
@@ -67,8 +67,8 @@ def read_pictures(
                 array = np.asarray(pixels)
             except Exception as error:  # truncated and damaged files make Pillow raise nearly anything
                 raise _unreadable(where, error) from None
-        found[i] = array.transpose(2, 0, 1) if colours else array
-    return found
+        images[i] = array.transpose(2, 0, 1) if colours else array
+    return images
 
 
 def _open(where: str, opened: Opened) -> Image:

@@ -80,23 +80,23 @@ class Population:
         earlier changes.
         """
         rows, maps = list(self.rows), self.maps.copy()
-        for old in np.unique(self.maps[ids]).tolist():
-            row = tuple(labels[list(self.rows[old])].tolist())
+        for old_row in np.unique(self.maps[ids]).tolist():
+            row = tuple(labels[list(self.rows[old_row])].tolist())
             if row not in rows:
                 rows.append(row)
-            maps[ids[self.maps[ids] == old]] = rows.index(row)
+            maps[ids[self.maps[ids] == old_row]] = rows.index(row)
         return replace(self, rows=tuple(rows), maps=maps)
 
     def renamed(self, ids: Ids, labels: Ids) -> Population:
         """The population after clients ``ids`` have been :meth:`relabelled` and moved to the groups with the
         same source and label map, which may be new.
         """
-        found = self.relabelled(ids, labels)
+        relabelled = self.relabelled(ids, labels)
         if self.groups is None:
-            return found
+            return relabelled
         sources = [self.founded[group][:-1] for group in self.groups[ids].tolist()]
-        keys = [(*source, row) for source, row in zip(sources, found.maps[ids].tolist(), strict=True)]
-        return found.regrouped(ids, keys)
+        keys = [(*source, row) for source, row in zip(sources, relabelled.maps[ids].tolist(), strict=True)]
+        return relabelled.regrouped(ids, keys)
 
     def regrouped(self, ids: Ids, keys: Sequence[tuple[object, ...]]) -> Population:
         """The population after clients ``ids`` have moved to the groups with these keys, one per client."""
@@ -167,9 +167,11 @@ def keys_of(groups: Ids | None, maps: Ids) -> tuple[tuple[object, ...], ...]:
         int(np.bincount(maps[groups == group]).argmax()) if (groups == group).any() else -1
         for group in range(count)
     ]
-    there = [row for row in rows if row >= 0]
-    alike = maps.any() and len(set(there)) == len(there)
-    return tuple(("planted", 0 if alike and row >= 0 else group, row) for group, row in enumerate(rows))
+    used_rows = [row for row in rows if row >= 0]
+    only_maps_differ = maps.any() and len(set(used_rows)) == len(used_rows)
+    return tuple(
+        ("planted", 0 if only_maps_differ and row >= 0 else group, row) for group, row in enumerate(rows)
+    )
 
 
 @dataclass(frozen=True)
@@ -210,28 +212,30 @@ def new_samples(
     free = _unheld(population, everyone)
     supply = np.bincount(strata[free], minlength=len(present)) * testable
     totals = np.bincount(strata, minlength=len(present)) * testable
-    own = [population.everything(client) for client in everyone.tolist()]
+    current_lists = [population.everything(client) for client in everyone.tolist()]
 
     weights: list[NDArray[np.number]] = []
-    held: dict[int, NDArray[np.int64]] = {}
+    group_counts: dict[int, NDArray[np.int64]] = {}
     for wish, rng in zip(wishes, rngs, strict=True):
         choices = totals if wish.reuse else supply
         for place, client in enumerate(wish.ids.tolist()):
             if wish.like is not None:
                 group = int(wish.like[place])
-                if group not in held:
-                    held[group] = np.bincount(strata[_holdings(population, group)], minlength=len(present))
-                weights.append(held[group] * testable)
+                if group not in group_counts:
+                    group_counts[group] = np.bincount(
+                        strata[_holdings(population, group)], minlength=len(present)
+                    )
+                weights.append(group_counts[group] * testable)
             elif wish.classes is not None:
                 weights.append(choices * np.isin(classes, wish.classes))
             else:
-                had = np.unique(samples.y_train[population.everything(client)])
+                old_classes = np.unique(samples.y_train[population.everything(client)])
                 weights.append(
-                    _other_classes(choices, classes, had, 0.0 if wish.reuse else _LAST_RESORT, rng)
+                    _other_classes(choices, classes, old_classes, 0.0 if wish.reuse else _LAST_RESORT, rng)
                 )
 
     reuse = np.repeat([wish.reuse for wish in wishes], [len(wish.ids) for wish in wishes])
-    lists, short = redeal(own, np.array(weights, np.float64), strata, free, reuse, rngs[0])
+    lists, short = redeal(current_lists, np.array(weights, np.float64), strata, free, reuse, rngs[0])
     cuts = np.cumsum([len(wish.ids) for wish in wishes])[:-1]
     bounds = [0, *cuts.tolist(), len(lists)]
     return [lists[a:b] for a, b in pairwise(bounds)], np.split(short, cuts)
@@ -247,13 +251,15 @@ def _other_classes(
     """Weights of the strata for a client with the classes ``had``: as many other classes, drawn by supply."""
     allowed = np.where(np.isin(classes, had), 0, supply).astype(np.float64)
     by_class = np.bincount(classes, weights=allowed)
-    there = np.flatnonzero(by_class)
-    if not len(there):
+    available = np.flatnonzero(by_class)
+    if not len(available):
         return allowed
-    drawn = rng.choice(there, min(len(had), len(there)), replace=False, p=by_class[there] / by_class.sum())
+    new_classes = rng.choice(
+        available, min(len(had), len(available)), replace=False, p=by_class[available] / by_class.sum()
+    )
     # Every new class gets an equal share, divided among its sources by supply.
     shares = np.divide(allowed, by_class[classes], out=np.zeros_like(allowed), where=allowed > 0)
-    weights: NDArray[np.float64] = shares * np.where(np.isin(classes, drawn), 1.0, rest)
+    weights: NDArray[np.float64] = shares * np.where(np.isin(classes, new_classes), 1.0, rest)
     return weights
 
 

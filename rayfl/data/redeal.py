@@ -26,10 +26,10 @@ def spread(total: int, weights: NDArray[np.float64], limits: Counts) -> Counts:
     dealt = np.zeros(len(weights), np.int64)
     for _ in range(len(weights) + 1):  # every pass but the last fills an entry to its limit
         open_weights = np.where(dealt < limits, weights, 0.0)
-        left = total - int(dealt.sum())
-        if left == 0 or open_weights.sum() <= 0:
+        remaining = total - int(dealt.sum())
+        if remaining == 0 or open_weights.sum() <= 0:
             break
-        dealt = np.minimum(dealt + apportion(left, open_weights), limits)
+        dealt = np.minimum(dealt + apportion(remaining, open_weights), limits)
     return dealt
 
 
@@ -93,27 +93,27 @@ def redeal(
     totals = np.bincount(strata, minlength=weights.shape[1])
     counts = np.zeros(weights.shape, np.int64)
     wanted = counts.copy()
-    order, left = rng.permutation(len(own)), supply.copy()
+    order, remaining = rng.permutation(len(own)), supply.copy()
     for client in order[~reuse[order]].tolist():
-        counts[client] = spread(int(sizes[client]), weights[client], left)
-        left -= counts[client]
-    bound = ~reuse
-    if (counts[bound].sum(axis=1) < sizes[bound]).any():
-        best = most(sizes[bound], weights[bound] > 0, supply)
+        counts[client] = spread(int(sizes[client]), weights[client], remaining)
+        remaining -= counts[client]
+    exclusive = ~reuse
+    if (counts[exclusive].sum(axis=1) < sizes[exclusive]).any():
+        best = most(sizes[exclusive], weights[exclusive] > 0, supply)
         if best.sum() > counts.sum():
-            counts[bound], left = best, supply - best.sum(axis=0)
+            counts[exclusive], remaining = best, supply - best.sum(axis=0)
     for client in order[reuse[order]].tolist():
         wanted[client] = spread(int(sizes[client]), weights[client], totals)
-        counts[client] = np.minimum(wanted[client], left)
-        left -= counts[client]
+        counts[client] = np.minimum(wanted[client], remaining)
+        remaining -= counts[client]
 
     lists = _draw(own, counts, strata, free, rng)
     short = sizes - counts.sum(axis=1)
     for client in np.flatnonzero((short > 0) & reuse).tolist():
-        more = wanted[client] - counts[client]
-        rest = np.ones(len(strata), bool)
-        rest[lists[client]] = False
-        (borrowed,) = _draw([np.empty(0, np.int64)], more[None], strata, rest, rng)
+        extra = wanted[client] - counts[client]
+        not_held = np.ones(len(strata), bool)
+        not_held[lists[client]] = False
+        (borrowed,) = _draw([np.empty(0, np.int64)], extra[None], strata, not_held, rng)
         lists[client] = np.concatenate([lists[client], borrowed])
         short[client] -= len(borrowed)
     return lists, short
@@ -127,19 +127,19 @@ def _draw(
     rng: np.random.Generator,
 ) -> list[NDArray[np.int64]]:
     """Draw ``counts`` ``(D, S)`` free samples, each at most once; a client keeps its own first."""
-    left = free.copy()
+    available = free.copy()
     lists: list[NDArray[np.int64]] = []
     missing = counts.copy()
     for client, part in enumerate(own):
         shuffled = rng.permutation(np.asarray(part, np.int64))
-        shuffled = shuffled[left[shuffled]]  # not samples that it shares with others
+        shuffled = shuffled[available[shuffled]]  # not samples that it shares with others
         grouped = shuffled[np.argsort(strata[shuffled], kind="stable")]
         rank = _ranks(strata[grouped])
         kept = grouped[rank < counts[client, strata[grouped]]]
-        left[kept] = False
+        available[kept] = False
         missing[client] -= np.bincount(strata[kept], minlength=counts.shape[1])
         lists.append(kept)
-    pool = rng.permutation(np.flatnonzero(left))
+    pool = rng.permutation(np.flatnonzero(available))
     pool = pool[np.argsort(strata[pool], kind="stable")]
     starts = np.searchsorted(strata[pool], np.arange(counts.shape[1]))
     for client in np.flatnonzero(missing.any(axis=1)).tolist():

@@ -12,8 +12,8 @@ from rayfl.data.sharded import in_files
 def remarks(federation: Federation) -> list[str]:
     """Lines about inputs, labels and the server's data, for the start of a run."""
     samples = federation.samples
-    about = (_server, _table, _gaps, _scarce, _unknown)
-    return [*federation.notes, *(line for each in about for line in each(samples))]
+    checks = (_server, _table, _gaps, _scarce, _unknown)
+    return [*federation.notes, *(line for check in checks for line in check(samples))]
 
 
 def _server(samples: Samples) -> list[str]:

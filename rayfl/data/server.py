@@ -33,10 +33,10 @@ class ServerData(Section):
     @field_validator("source")
     @classmethod
     def _known(cls, source: str) -> str:
-        by_name = [name for name, part in DATASETS.items() if not part.needs_settings()]
-        known = ["dataset", "noise", *by_name]
-        if source not in known:
-            raise ValueError(f"no server data {source!r}; {nearest(source, known)}")
+        by_name = [name for name, dataset_class in DATASETS.items() if not dataset_class.needs_settings()]
+        sources = ["dataset", "noise", *by_name]
+        if source not in sources:
+            raise ValueError(f"no server data {source!r}; {nearest(source, sources)}")
         return source
 
     @property
@@ -55,31 +55,33 @@ class ServerData(Section):
                 another shape, or is that of the run's clients.
         """
         rng = generator(seed, "server data")
-        own = samples.x_test
+        test_inputs = samples.x_test
         if self.source == "noise":
             size = (self.samples, *samples.shape)
-            if np.issubdtype(own.dtype, np.integer):
-                most = 255 if own.dtype == np.uint8 else int(own.max())
-                return rng.integers(0, most, size, dtype=own.dtype, endpoint=True)
+            if np.issubdtype(test_inputs.dtype, np.integer):
+                highest = 255 if test_inputs.dtype == np.uint8 else int(test_inputs.max())
+                return rng.integers(0, highest, size, dtype=test_inputs.dtype, endpoint=True)
             normal, scaling = rng.standard_normal(size), samples.scaling
-            return (normal if scaling is None else scaling.undo(normal)).astype(own.dtype)
+            return (normal if scaling is None else scaling.undo(normal)).astype(test_inputs.dtype)
         if self.source == "dataset":
             return samples.public(self.samples, rng)
-        part = DATASETS[self.source]
-        shape = {}
-        if issubclass(part, ImageDataset) and len(samples.shape) == 3:
-            shape = {"channels": samples.shape[0], "size": samples.shape[1]}
-        other = part.model_validate(shape).load(self.root or data_root())
-        if other.name in re.split(r"[+ ]", samples.name):
+        dataset_class = DATASETS[self.source]
+        image_settings = {}
+        if issubclass(dataset_class, ImageDataset) and len(samples.shape) == 3:
+            image_settings = {"channels": samples.shape[0], "size": samples.shape[1]}
+        other_samples = dataset_class.model_validate(image_settings).load(self.root or data_root())
+        if other_samples.name in re.split(r"[+ ]", samples.name):
             raise DataError(
                 f"server data {self.source}: its test images are the clients'; take source 'dataset', which "
                 "holds some training images out"
             )
-        chosen = np.sort(rng.choice(len(other.x_test), min(self.samples, len(other.x_test)), replace=False))
-        found = other.x_test[chosen]
-        if found.shape[1:] != samples.shape or found.dtype != own.dtype:
+        chosen = np.sort(
+            rng.choice(len(other_samples.x_test), min(self.samples, len(other_samples.x_test)), replace=False)
+        )
+        drawn = other_samples.x_test[chosen]
+        if drawn.shape[1:] != samples.shape or drawn.dtype != test_inputs.dtype:
             raise DataError(
-                f"server data {self.source}: samples {found.shape[1:]} {found.dtype} are not like the run's "
-                f"{samples.shape} {own.dtype}; name images of at most that size"
+                f"server data {self.source}: samples {drawn.shape[1:]} {drawn.dtype} are not like the run's "
+                f"{samples.shape} {test_inputs.dtype}; name images of at most that size"
             )
-        return found
+        return drawn

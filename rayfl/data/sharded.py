@@ -69,8 +69,8 @@ class ShardedArray:
 
     def __getstate__(self) -> dict[str, Any]:
         """The description without cached rows."""
-        own = ("_kept", "_held", "_ahead", "_reader", "reads")
-        return {name: value for name, value in vars(self).items() if name not in own}
+        transient = ("_kept", "_held", "_ahead", "_reader", "reads")
+        return {name: value for name, value in vars(self).items() if name not in transient}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the description with an empty cache."""
@@ -94,19 +94,19 @@ class ShardedArray:
         """The rows with these indices ``(len(ids), ...)``."""
         assert axis == 0
         ids = np.asarray(ids, np.int64)
-        found = np.empty((len(ids), *self.shape[1:]), self.dtype)
-        of = np.searchsorted(self.starts, ids, side="right") - 1
-        order = np.argsort(of, kind="stable")
-        shards, first = np.unique(of[order], return_index=True)
+        rows = np.empty((len(ids), *self.shape[1:]), self.dtype)
+        shard_of = np.searchsorted(self.starts, ids, side="right") - 1
+        order = np.argsort(shard_of, kind="stable")
+        shards, first = np.unique(shard_of[order], return_index=True)
         edges = [*first.tolist(), len(ids)]
         for place, (shard, (begin, end)) in enumerate(zip(shards.tolist(), pairwise(edges), strict=True)):
-            rows = self._rows(shard)
+            shard_rows = self._rows(shard)
             if place + 1 < len(shards):
                 self._read_ahead(int(shards[place + 1]))
-            where = order[begin:end]
-            found[where] = rows[ids[where] - self.starts[shard]]
-        self._check_finite(found, of)
-        return found
+            places = order[begin:end]
+            rows[places] = shard_rows[ids[places] - self.starts[shard]]
+        self._check_finite(rows, shard_of)
+        return rows
 
     def take_once(self, ids: NDArray[np.integer]) -> NDArray[Any]:
         """As :meth:`take`, for rows that are needed only once: no shard is kept in the cache."""
@@ -157,15 +157,15 @@ class ShardedArray:
         if shard in self._kept:
             self._kept.move_to_end(shard)
             return self._kept[shard][0]
-        ahead = self._ahead.pop(shard, None)
-        rows = ahead.result() if ahead is not None else self._read(shard)
+        future = self._ahead.pop(shard, None)
+        rows = future.result() if future is not None else self._read(shard)
         expected = int(self.starts[shard + 1] - self.starts[shard]), *self.shape[1:]
         if math.prod(rows.shape) != math.prod(expected) or rows.dtype != self.dtype:
             raise DataError(f"{self.paths[shard]}: x is no longer {self.dtype} of shape {expected}")
-        held = 0 if isinstance(rows, np.memmap) else rows.nbytes
+        held_bytes = 0 if isinstance(rows, np.memmap) else rows.nbytes
         rows = np.asarray(rows).reshape(expected)
-        self._kept[shard] = rows, held
-        self._held += held
+        self._kept[shard] = rows, held_bytes
+        self._held += held_bytes
         while len(self._kept) > 1 and (self._held > self.cache or len(self._kept) > _MOST):
             self._held -= self._kept.popitem(last=False)[1][1]
         return rows
@@ -331,13 +331,13 @@ def _rows_of_parquet(path: Path) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
     with pq.ParquetFile(path, metadata=footer, buffer_size=1 << 16) as file:
         batch = next(file.iter_batches(_FIRST, columns=["x"], use_threads=False))
     first = _matrix(path, "x", pa.chunked_array([batch.column(0)]))
-    each = math.prod(first.shape[1:])
+    row_length = math.prod(first.shape[1:])
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         for column in map(group.column, range(group.num_columns)):
             if column.path_in_schema.partition(".")[0] == "x":
                 gaps = column.statistics is not None and column.statistics.null_count
-                if gaps or column.num_values != each * group.num_rows:
+                if gaps or column.num_values != row_length * group.num_rows:
                     read(path, "x")
     return footer.num_rows, first.shape[1:], first.dtype
 

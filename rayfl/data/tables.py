@@ -75,7 +75,7 @@ def _with_ids(frame: pd.DataFrame, path: Path, ids: Collection[str]) -> pd.DataF
 
     if not any(name in ids for name in frame):
         return frame
-    found = pd.read_csv(
+    id_columns = pd.read_csv(
         path,
         usecols=lambda name: str(name).strip() in ids,
         dtype=str,
@@ -84,9 +84,11 @@ def _with_ids(frame: pd.DataFrame, path: Path, ids: Collection[str]) -> pd.DataF
         skip_blank_lines=False,
         encoding="utf-8-sig",
     ).loc[frame.index]
-    found.columns = [str(name).strip() for name in found.columns]
-    as_floats = [name for name in found if found[name].str.strip().str.fullmatch(r"(-?\d+\.0)?").all()]
-    return frame.assign(**{str(name): found[name] for name in found if name not in as_floats})
+    id_columns.columns = [str(name).strip() for name in id_columns.columns]
+    as_floats = [
+        name for name in id_columns if id_columns[name].str.strip().str.fullmatch(r"(-?\d+\.0)?").all()
+    ]
+    return frame.assign(**{str(name): id_columns[name] for name in id_columns if name not in as_floats})
 
 
 def check_file(path: Path) -> None:
@@ -119,12 +121,12 @@ def _check_separator(path: Path) -> None:
             return [len(row) for row in itertools.islice(rows, 2)]
 
     try:
-        found = {separator: cells(separator) for separator in (",", *_SEPARATORS)}
+        cell_counts = {separator: cells(separator) for separator in (",", *_SEPARATORS)}
     except (OSError, ValueError, csv.Error):  # compressed or broken: reading it raises the error
         return
     for separator, spoken in _SEPARATORS.items():
-        first = found[separator]
-        if len(first) == 2 and first[0] == first[1] > found[","][0]:
+        counts = cell_counts[separator]
+        if len(counts) == 2 and counts[0] == counts[1] > cell_counts[","][0]:
             what = f"its columns seem to be separated by {spoken}"
             raise DataError(f"{path}: {what}; expected commas, and points in numbers")
 

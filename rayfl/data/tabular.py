@@ -102,9 +102,9 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, at: Place) -> Encoded:
         )
     if not names:
         raise DataError(f"{where}: has no column for a feature besides {', '.join(map(repr, predicted))}")
-    wrong = set(roles.categorical or ()) - set(names)
-    if wrong:
-        raise DataError(f"{where}: column {min(wrong)!r} is the label or excluded, and no category")
+    misplaced = set(roles.categorical or ()) - set(names)
+    if misplaced:
+        raise DataError(f"{where}: column {min(misplaced)!r} is the label or excluded, and no category")
     targets = None if roles.label is not None else _targets(frame, roles.targets, at)
     y: NDArray[np.int64] = np.zeros(len(frame), np.int64)
     class_names: tuple[str, ...] = ()
@@ -127,8 +127,8 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, at: Place) -> Encoded:
             x[np.arange(len(x)), first + codes.astype(np.int64)] = 1
         first += 1 if values is None else len(values)
     texts = {name: as_text(frame[name]) for name in roles.exclude}
-    known = {name: text for name, text in texts.items() if text is not None}
-    return Encoded(x, y, class_names, known, targets)
+    id_columns = {name: text for name, text in texts.items() if text is not None}
+    return Encoded(x, y, class_names, id_columns, targets)
 
 
 def _numbers(column: pd.Series) -> bool:
@@ -169,10 +169,10 @@ def known_values(frame: pd.DataFrame, known: pd.DataFrame, roles: Roles, at: Pla
             continue
         if not _numbers(old):
             new, old = new.astype(str), old.astype(str)
-        strange = np.flatnonzero(~new.isin(old.unique()))
-        if len(strange):
-            value = str(new.iloc[strange[0]])[:40]
-            raise DataError(f"{at(strange[0])}: column {name!r} is {value!r}, which the run's table has not")
+        unknown = np.flatnonzero(~new.isin(old.unique()))
+        if len(unknown):
+            value = str(new.iloc[unknown[0]])[:40]
+            raise DataError(f"{at(unknown[0])}: column {name!r} is {value!r}, which the run's table has not")
         columns[name] = new.astype(old.dtype)
     return pd.DataFrame(columns)
 
@@ -215,8 +215,8 @@ def labels_of(column: pd.Series, what: str, at: Place) -> tuple[NDArray[np.int64
             )
         values = values.astype(np.int64)
     if values.dtype.kind in "iu":
-        found, y = np.unique(values, return_inverse=True)
-        names = [str(value) for value in found]
+        distinct, y = np.unique(values, return_inverse=True)
+        names = [str(value) for value in distinct]
     else:
         codes, ids = pd.factorize(pd.Series(values).astype(str))
         names = in_order([str(each) for each in ids])
@@ -248,8 +248,8 @@ def _feature(
     missing = np.flatnonzero(column.isna())
     if len(missing):
         raise DataError(f"{at(missing[0])}: column {name!r} is empty; fill it in, or exclude the column")
-    listed = roles.categorical is not None and name in roles.categorical
-    if _numbers(column) and not listed:
+    categorical = roles.categorical is not None and name in roles.categorical
+    if _numbers(column) and not categorical:
         with np.errstate(over="ignore"):
             values = column.to_numpy().astype(np.float32)
         wild = np.flatnonzero(~np.isfinite(values))
@@ -260,7 +260,7 @@ def _feature(
         return values, None
     if pd.api.types.is_datetime64_any_dtype(column):
         raise DataError(f"{at(0)}: column {name!r} holds times; exclude it, or make numbers of them")
-    if not listed:
+    if not categorical:
         if roles.categorical is not None:
             raise DataError(f"{at(0)}: column {name!r} holds text; add it to categorical, or exclude it")
         numbers = pd.to_numeric(column, errors="coerce").isna().to_numpy()

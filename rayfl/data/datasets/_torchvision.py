@@ -99,9 +99,9 @@ class TorchvisionDataset(ImageDataset):
         Raises:
             DataError: if the network or the disk fails; no partial files remain.
         """
-        there = f"{self.name}: already in {root}"
+        message = f"{self.name}: already in {root}"
         if all(variant.available(root) for variant in self.variants()):
-            return there  # even if the folder cannot be written to
+            return message  # even if the folder cannot be written to
         from filelock import FileLock
 
         try:
@@ -109,7 +109,7 @@ class TorchvisionDataset(ImageDataset):
             with FileLock(root / f".{self.name}.lock"):
                 missing = [variant for variant in self.variants() if not variant.available(root)]
                 if not missing:
-                    return there
+                    return message
                 for left_by_a_kill in root.glob(f".{self.name}-*.download"):
                     shutil.rmtree(left_by_a_kill)
                 with (
@@ -162,9 +162,9 @@ def _failures() -> tuple[type[Exception], ...]:
 @contextlib.contextmanager
 def _network_timeout(seconds: float) -> Iterator[None]:
     """Context manager that sets a timeout for sockets, since torchvision's downloads set none."""
-    before = socket.getdefaulttimeout()
+    previous = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)
     try:
         yield
     finally:
-        socket.setdefaulttimeout(before)
+        socket.setdefaulttimeout(previous)

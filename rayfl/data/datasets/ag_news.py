@@ -127,15 +127,15 @@ class AgNews(Dataset):
             raise DataError(f"{files[0].parent}: {names} both exist; keep one file of {part} articles")
         labels, texts = zip(*read_articles(files[0]), strict=True)
         articles = [tokenise(text) for text in texts]
-        kept = np.array([i for i, words in enumerate(articles) if len(words) > 1])
-        if len(kept) == 0:
+        chosen = np.array([i for i, words in enumerate(articles) if len(words) > 1])
+        if len(chosen) == 0:
             raise DataError(f"{files[0]}: no article has two words; there is nothing to predict")
-        if count is not None and count > len(kept):
+        if count is not None and count > len(chosen):
             setting = "data.samples" if part == "train" else "data.test_size"
-            raise DataError(f"{setting}: {count} articles wanted, {files[0]} has {len(kept)}; use fewer")
+            raise DataError(f"{setting}: {count} articles wanted, {files[0]} has {len(chosen)}; use fewer")
         if count is not None:  # the file may be sorted by topic
-            kept = np.sort(generator(0, f"ag_news {part}").permutation(kept)[:count])
-        return [articles[i] for i in kept.tolist()], np.array(labels, np.int64)[kept]
+            chosen = np.sort(generator(0, f"ag_news {part}").permutation(chosen)[:count])
+        return [articles[i] for i in chosen.tolist()], np.array(labels, np.int64)[chosen]
 
 
 def tokenise(text: str) -> list[str]:
@@ -169,12 +169,12 @@ def encode(
         Inputs ``(n, L)``: the index of each word in the vocabulary, 0 after the end. Targets ``(n, L)``: the
         index of the next word, :data:`~rayfl.losses.base.IGNORED` where there is none.
     """
-    place = {word: i for i, word in enumerate(vocabulary)}
+    index_of = {word: i for i, word in enumerate(vocabulary)}
     x = np.zeros((len(articles), length), np.int32)
     targets = np.full((len(articles), length), IGNORED, np.int64)
     for row, words in enumerate(articles):
-        places = [place.get(word, 1) for word in words[: length + 1]]
-        x[row, : len(places) - 1], targets[row, : len(places) - 1] = places[:-1], places[1:]
+        indices = [index_of.get(word, 1) for word in words[: length + 1]]
+        x[row, : len(indices) - 1], targets[row, : len(indices) - 1] = indices[:-1], indices[1:]
     return x, targets
 
 

@@ -118,24 +118,24 @@ class HuggingFace(Dataset):
                 "data.layout", f"{self.layout} would change nothing", "leave it out; it is for arrays"
             )
         if kind == "table":
-            found = self._table(parts)
-            x: NDArray[np.generic] = found.x
+            encoded = self._table(parts)
+            x: NDArray[np.generic] = encoded.x
         else:
-            found = self._labels(parts, column)
+            encoded = self._labels(parts, column)
             x = self._pictures(parts, column) if kind == "image" else self._arrays(parts, column)
         if self.test_fraction is None:
             test = np.arange(len(x)) >= count
         else:
-            test = drawn(found.y, self.test_fraction, self.seed, self.path)
+            test = drawn(encoded.y, self.test_fraction, self.seed, self.path)
         return Samples(
             self.path.rstrip("/").rpartition("/")[2] or self.path,
             x[~test],
-            found.y[~test],
+            encoded.y[~test],
             x[test],
-            found.y[test],
-            len(found.class_names),
-            class_names=found.class_names,
-            columns=found.part(~test, test),
+            encoded.y[test],
+            len(encoded.class_names),
+            class_names=encoded.class_names,
+            columns=encoded.part(~test, test),
             numbering=None if self.test_fraction is None else split_numbering(test),
         )
 
@@ -191,8 +191,8 @@ class HuggingFace(Dataset):
         """A function that returns the place of a row, counted over all splits."""
 
         def place(row: int) -> str:
-            split, at = (parts[0], row) if row < len(parts[0]) else (parts[1], row - len(parts[0]))
-            return f"{self.path}, {split.split} row {at}"
+            split, local_row = (parts[0], row) if row < len(parts[0]) else (parts[1], row - len(parts[0]))
+            return f"{self.path}, {split.split} row {local_row}"
 
         return place
 
@@ -210,8 +210,8 @@ class HuggingFace(Dataset):
         self._check(parts[0], self.label, *self.exclude)
         plain = [name for name in names if _kind_of((name, parts[0].features[name]))[1] == "plain"]
         roles = Roles(self.label, [name for name in self.exclude if name in plain], self.categorical)
-        found = encode(self._frame(parts, plain), roles, self.path, self._at(parts))
-        return Encoded(found.x, *self._named(parts, found.y, found.class_names), found.columns)
+        encoded = encode(self._frame(parts, plain), roles, self.path, self._at(parts))
+        return Encoded(encoded.x, *self._named(parts, encoded.y, encoded.class_names), encoded.columns)
 
     def _labels(self, parts: list[Any], column: str) -> Encoded:
         """Labels and columns of a dataset of images or arrays, without features."""
@@ -224,8 +224,8 @@ class HuggingFace(Dataset):
         y, class_names = labels_of(frame[self.label], f"column {self.label!r}", self._at(parts))
         y, class_names = self._named(parts, y, class_names)
         texts = {name: as_text(frame[name]) for name in names if name != self.label}
-        known = {name: text for name, text in texts.items() if text is not None}
-        return Encoded(np.empty((len(y), 0), np.float32), y, class_names, known)
+        id_columns = {name: text for name, text in texts.items() if text is not None}
+        return Encoded(np.empty((len(y), 0), np.float32), y, class_names, id_columns)
 
     def _named(
         self, parts: list[Any], y: NDArray[np.int64], numbers: tuple[str, ...]
@@ -247,10 +247,10 @@ class HuggingFace(Dataset):
             part.select_columns([column]).cast_column(column, datasets.Image(decode=False)) for part in parts
         ]
         pictures: list[tuple[str, Opened]] = []
-        at = self._at(parts)
+        place_of = self._at(parts)
         for part in encoded:
             for value in part[column]:
-                where = at(len(pictures))
+                where = place_of(len(pictures))
                 if value is None:
                     raise DataError(f"{where}: column {column!r} has no image")
                 pictures.append((where, partial(_open, value)))
@@ -261,7 +261,7 @@ class HuggingFace(Dataset):
             raise ConfigError(
                 "data.size", f"column {column!r} holds arrays", "size and channels are for images"
             )
-        found = []
+        arrays = []
         for part in parts:
             values = part.select_columns([column]).with_format("numpy")[:][column]
             if values.dtype == object:
@@ -271,8 +271,8 @@ class HuggingFace(Dataset):
                     f"{self.path}, {part.split} row {row}: column {column!r} has shape {shapes[row]}, row 0 "
                     f"has {shapes[0]}"
                 )
-            found.append(values)
-        return as_inputs(np.concatenate(found), f"{self.path}: column {column!r}", self.layout)
+            arrays.append(values)
+        return as_inputs(np.concatenate(arrays), f"{self.path}: column {column!r}", self.layout)
 
 
 _BUILDERS = frozenset({"arrow", "csv", "imagefolder", "json", "parquet", "text", "webdataset", "xml"})
@@ -290,18 +290,20 @@ def _absolute(files: Any) -> Any:
 
 def _kind_of(feature: tuple[str, Any]) -> tuple[str, str]:
     """The name of a column, and its kind: ``image``, ``array`` (of numbers), ``plain`` or ``other``."""
-    name, kind = feature
-    what = type(kind).__name__
-    if what == "Image":
+    name, feature_type = feature
+    type_name = type(feature_type).__name__
+    if type_name == "Image":
         return name, "image"
-    if what in ("Value", "ClassLabel"):
+    if type_name in ("Value", "ClassLabel"):
         return name, "plain"
-    if what.startswith("Array"):
+    if type_name.startswith("Array"):
         return name, "array"
-    while type(kind).__name__ in ("Sequence", "List", "LargeList"):
-        kind = kind.feature
-    number = type(kind).__name__ == "Value" and kind.dtype.startswith(("int", "uint", "float"))
-    return name, "array" if number else "other"
+    while type(feature_type).__name__ in ("Sequence", "List", "LargeList"):
+        feature_type = feature_type.feature
+    numeric = type(feature_type).__name__ == "Value" and feature_type.dtype.startswith(
+        ("int", "uint", "float")
+    )
+    return name, "array" if numeric else "other"
 
 
 def _open(value: Mapping[str, Any]) -> Image:

@@ -58,27 +58,29 @@ class ImageFolder(Dataset):
 
     @override
     def load(self, root: Path) -> Samples:
-        found = _Folder.read(self.root)
-        if found.tests is not None and self.test_fraction is not None:
+        folder = _Folder.read(self.root)
+        if folder.tests is not None and self.test_fraction is not None:
             raise ConfigError(
                 "data.test_fraction", f"{self.root} has a folder test", "leave the fraction out"
             )
-        if found.tests is None and self.test_fraction is None:
+        if folder.tests is None and self.test_fraction is None:
             raise ConfigError(
                 "data.test_fraction",
                 f"{self.root} has no folders train and test",
                 "say what fraction to take",
             )
-        classes = sorted(found.classes)
+        classes = sorted(folder.classes)
         if len(classes) < 2:
-            raise DataError(f"{found.first}: has the class {classes[0]!r} only; expected two folders or more")
-        y = found.labels(classes)
+            raise DataError(
+                f"{folder.first}: has the class {classes[0]!r} only; expected two folders or more"
+            )
+        y = folder.labels(classes)
         if self.test_fraction is None:
-            assert found.tests is not None
-            tests = found.tests
+            assert folder.tests is not None
+            tests = folder.tests
         else:
             tests = drawn(y, self.test_fraction, self.seed, str(self.root))
-        x = found.pictures(self.size, self.channels)
+        x = folder.pictures(self.size, self.channels)
         return Samples(
             self.root.resolve().name,
             x[~tests],
@@ -87,20 +89,20 @@ class ImageFolder(Dataset):
             y[tests],
             len(classes),
             class_names=tuple(classes),
-            columns={name: column_of(text[~tests], text[tests]) for name, text in found.columns.items()},
+            columns={name: column_of(text[~tests], text[tests]) for name, text in folder.columns.items()},
             numbering=None if self.test_fraction is None else split_numbering(tests),
         )
 
     @override
     def read_more(self, path: Path, own: Samples) -> MoreSamples:
         """Read images from another folder; it must have no classes but the run's, and may lack some."""
-        found, (channels, height, _) = _Folder.read(path), own.shape
-        strange = sorted(found.classes - set(own.class_names))
-        if strange:
-            raise DataError(f"{path}: has a class {strange[0]!r}, which the run's data do not have")
+        folder, (channels, height, _) = _Folder.read(path), own.shape
+        unknown = sorted(folder.classes - set(own.class_names))
+        if unknown:
+            raise DataError(f"{path}: has a class {unknown[0]!r}, which the run's data do not have")
         # If data.size is not set, each image must have the size of the run's images.
-        x = found.pictures(height if self.size is not None else None, 3 if channels == 3 else 1)
-        return MoreSamples(x, found.labels(list(own.class_names)), found.columns, test=found.tests)
+        x = folder.pictures(height if self.size is not None else None, 3 if channels == 3 else 1)
+        return MoreSamples(x, folder.labels(list(own.class_names)), folder.columns, test=folder.tests)
 
 
 @dataclass(frozen=True)
@@ -137,19 +139,21 @@ class _Folder:
             has, lacks = ("train", "test") if parts["train"] else ("test", "train")
             raise DataError(f"{root}: has a folder {has!r} but no folder {lacks!r}")
         folders = [root / "train", root / "test"] if parts["train"] else [root]
-        found = [_images(folder) for folder in folders]
-        others = sorted({name for each in found[1:] for name in each} - set(found[0]))
-        if others:
-            raise DataError(f"{folders[1] / others[0]}: there is no class {others[0]!r} in {folders[0]}")
+        contents = [_images(folder) for folder in folders]
+        extra_classes = sorted({name for content in contents[1:] for name in content} - set(contents[0]))
+        if extra_classes:
+            raise DataError(
+                f"{folders[1] / extra_classes[0]}: there is no class {extra_classes[0]!r} in {folders[0]}"
+            )
         files: list[Path] = []
         names: list[str] = []
         below: list[str] = []
-        for folder, by_class in zip(folders, found, strict=True):
+        for folder, by_class in zip(folders, contents, strict=True):
             for name, images in by_class.items():
                 files += images
                 names += [name] * len(images)
                 below += [path.parent.relative_to(folder / name).as_posix() for path in images]
-        tests = np.arange(len(files)) >= sum(map(len, found[0].values())) if parts["train"] else None
+        tests = np.arange(len(files)) >= sum(map(len, contents[0].values())) if parts["train"] else None
         return cls(root, folders[0], files, names, below, tests)
 
     @property
@@ -184,13 +188,17 @@ def _images(folder: Path) -> dict[str, list[Path]]:
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not classes:
         raise DataError(f"{folder}: has no folders; expected one for each class, with its images")
-    found = {}
-    for each in classes:
-        images = [path for path in each.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
+    images_by_class = {}
+    for class_folder in classes:
+        images = [
+            path for path in class_folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
+        ]
         if not images:
-            raise DataError(f"{each}: holds no image ({', '.join(SUFFIXES)})")
-        found[each.name] = sorted(images, key=lambda path: path.relative_to(folder).as_posix())
-    return found
+            raise DataError(f"{class_folder}: holds no image ({', '.join(SUFFIXES)})")
+        images_by_class[class_folder.name] = sorted(
+            images, key=lambda path: path.relative_to(folder).as_posix()
+        )
+    return images_by_class
 
 
 def _opener(path: Path) -> Opened:

@@ -102,15 +102,18 @@ class Leaf(ImageDataset):
                 f"dataset leaf: there is no {part}/*.json in {self.folder}; write them with LEAF's "
                 "preprocess.sh (-t sample) and set data.folder to its folder 'data'"
             )
-        found: dict[str, list[tuple[NDArray[np.float32], NDArray[np.int64]]]] = {}
+        arrays_by_user: dict[str, list[tuple[NDArray[np.float32], NDArray[np.int64]]]] = {}
         for file in files:
             for user, content in _content(file).items():
                 arrays = _arrays(content, f"{file}: user {user}")
                 if len(arrays[1]):
-                    found.setdefault(user, []).append(arrays)
-        if not found:
+                    arrays_by_user.setdefault(user, []).append(arrays)
+        if not arrays_by_user:
             raise DataError(f"{files[0].parent}: no user has a sample")
-        return {user: _joined(pieces, f"{files[0].parent}: user {user}") for user, pieces in found.items()}
+        return {
+            user: _joined(pieces, f"{files[0].parent}: user {user}")
+            for user, pieces in arrays_by_user.items()
+        }
 
 
 def _content(file: Path) -> dict[str, Any]:

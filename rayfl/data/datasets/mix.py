@@ -40,19 +40,19 @@ class Mix(Dataset):
     @field_validator("sources")
     @classmethod
     def _known_and_different(cls, sources: tuple[str, ...]) -> tuple[str, ...]:
-        known = set(_image_datasets())
+        names = set(_image_datasets())
         for source in sources:
-            if source not in known:
-                raise ValueError(f"{source!r} is not an image dataset; {nearest(source, known)}")
+            if source not in names:
+                raise ValueError(f"{source!r} is not an image dataset; {nearest(source, names)}")
         if len(set(sources)) < len(sources):
             raise ValueError("a dataset is named twice")
         return sources
 
     def parts(self) -> list[ImageDataset]:
         """The datasets, with settings for images of one shape."""
-        known = _image_datasets()
-        shape = {"size": self.size, "channels": self.channels}
-        return [known[source].model_copy(update=shape) for source in self.sources]
+        datasets = _image_datasets()
+        settings = {"size": self.size, "channels": self.channels}
+        return [datasets[source].model_copy(update=settings) for source in self.sources]
 
     def title(self, names: Sequence[str]) -> str:
         """The names of the datasets, and which dataset of MIX-4 was replaced or left out, if just one was."""
@@ -75,15 +75,19 @@ class Mix(Dataset):
     @override
     def load(self, root: Path) -> Samples:
         parts = [part.load(root) for part in self.parts()]
-        first = np.cumsum([0, *(part.classes for part in parts)]).tolist()
+        first_labels = np.cumsum([0, *(part.classes for part in parts)]).tolist()
         places = np.arange(len(parts))
         return Samples(
             self.title([part.name for part in parts]),
             np.concatenate([part.x_train for part in parts]),
-            np.concatenate([part.y_train + start for part, start in zip(parts, first[:-1], strict=True)]),
+            np.concatenate(
+                [part.y_train + start for part, start in zip(parts, first_labels[:-1], strict=True)]
+            ),
             np.concatenate([part.x_test for part in parts]),
-            np.concatenate([part.y_test + start for part, start in zip(parts, first[:-1], strict=True)]),
-            classes=first[-1],
+            np.concatenate(
+                [part.y_test + start for part, start in zip(parts, first_labels[:-1], strict=True)]
+            ),
+            classes=first_labels[-1],
             domain_train=np.repeat(places, [len(part.y_train) for part in parts]).astype(np.int64),
             domain_test=np.repeat(places, [len(part.y_test) for part in parts]).astype(np.int64),
             class_names=tuple(f"{part.name} {label}" for part in parts for label in part.class_names),
@@ -92,11 +96,11 @@ class Mix(Dataset):
 
 def _image_datasets() -> dict[str, ImageDataset]:
     """The image datasets without required settings, and their variants, by name."""
-    known: dict[str, ImageDataset] = {}
+    datasets: dict[str, ImageDataset] = {}
     for name, part in Registry("dataset", "rayfl.data.datasets", ImageDataset).items():
         if part.needs_settings():
             continue
-        known[name] = dataset = part()
+        datasets[name] = dataset = part()
         if isinstance(dataset, TorchvisionDataset):
-            known |= {variant.stem(): variant for variant in dataset.variants()}
-    return known
+            datasets |= {variant.stem(): variant for variant in dataset.variants()}
+    return datasets

@@ -85,9 +85,11 @@ def checked(samples: Samples, classes: int | None, where: str) -> Samples:
         if classes is not None:
             raise DataError(f"{where}: has numbers to predict and no classes; leave data.classes out")
         return samples
-    top = int(max(samples.y_train.max(), samples.y_test.max()))
-    if classes is not None and top >= classes:
-        raise DataError(f"{where}: has label {top}; data.classes={classes} are numbered 0 to {classes - 1}")
+    largest = int(max(samples.y_train.max(), samples.y_test.max()))
+    if classes is not None and largest >= classes:
+        raise DataError(
+            f"{where}: has label {largest}; data.classes={classes} are numbered 0 to {classes - 1}"
+        )
     present = np.unique(samples.y_train)
     if len(present) < 2:
         raise DataError(

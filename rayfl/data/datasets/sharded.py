@@ -91,9 +91,9 @@ class Sharded(Dataset):
             return super().normalised(samples)
         from dataclasses import replace
 
-        some = np.unique(np.linspace(0, len(samples.x_train) - 1, _LOOKED_AT).astype(np.int64))
+        sampled = np.unique(np.linspace(0, len(samples.x_train) - 1, _LOOKED_AT).astype(np.int64))
         x: Any = samples.x_train  # a ShardedArray, see load
-        return replace(samples, scaling=Scaling.of(samples, x.take_once(some)))
+        return replace(samples, scaling=Scaling.of(samples, x.take_once(sampled)))
 
     def _filled(self, part: str) -> dict[Path, Rows]:
         """The files of a part with their rows, without empty files, which big-data tools may write.
@@ -102,13 +102,13 @@ class Sharded(Dataset):
             DataError: if no file is left, or one cannot be read.
         """
         files = {path: sharded.rows_of(path) for path in self._files(part)}
-        found = {path: rows for path, rows in files.items() if rows[0]}
-        if not found:
+        filled = {path: rows for path, rows in files.items() if rows[0]}
+        if not filled:
             lacking = (
                 f"no {part}-*.npz (or .parquet), each with x and y" if not files else f"no {part} samples"
             )
             raise DataError(f"{self.path}: has {lacking}")
-        return found
+        return filled
 
     def _shaped(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
         if self.shape is None:
@@ -122,16 +122,18 @@ class Sharded(Dataset):
     def _inputs(self, trains: dict[Path, Rows]) -> sharded.ShardedArray:
         _alike(trains)
         files = list(trains)
-        _, first, dtype = trains[files[0]]
+        _, row_shape, dtype = trains[files[0]]
         if dtype not in (np.uint8, np.float32):
             raise DataError(f"{files[0]}: x has type {dtype}; shards hold uint8 pixels or float32")
-        shape = self.shape or ((1, *first) if len(first) == 2 else first)
+        shape = self.shape or ((1, *row_shape) if len(row_shape) == 2 else row_shape)
         if len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3):
             raise DataError(
                 f"{files[0]}: x has rows of shape {shape}, which looks like (H, W, C); shards hold (C, H, W)"
             )
-        if np.prod(shape) != np.prod(first) or len(shape) not in (1, 3):
-            raise DataError(f"{files[0]}: x has rows of shape {first}; expected (D,), (H, W) or (C, H, W)")
+        if np.prod(shape) != np.prod(row_shape) or len(shape) not in (1, 3):
+            raise DataError(
+                f"{files[0]}: x has rows of shape {row_shape}; expected (D,), (H, W) or (C, H, W)"
+            )
         paths: list[Path] = []
         groups: list[NDArray[np.integer]] = []
         sizes: list[int] = []
@@ -160,28 +162,28 @@ class Sharded(Dataset):
         if not _name_clients(trains):
             return None
         ids, sizes = _clients(trains)
-        own = None
+        test_ranges = None
         if _name_clients(tests):
-            who, counts = _clients(tests)
-            strangers = np.setdiff1d(who, ids)
+            test_ids, counts = _clients(tests)
+            strangers = np.setdiff1d(test_ids, ids)
             if len(strangers):
                 what = f"client {strangers[0]} has test samples and none to train on"
                 raise DataError(f"{self.path}: {what}; is a train file missing?")
             all_counts = np.zeros(len(ids), np.int64)
-            all_counts[np.searchsorted(ids, who)] = counts
-            own = Ranges.of_sizes(all_counts)
+            all_counts[np.searchsorted(ids, test_ids)] = counts
+            test_ranges = Ranges.of_sizes(all_counts)
         names: Names | None = None if np.array_equal(ids, np.arange(len(ids))) else ids.astype(str)
         train: Ragged = Ranges.of_sizes(sizes)
-        return Stored(train, own, names)
+        return Stored(train, test_ranges, names)
 
 
 def _alike(files: dict[Path, Rows]) -> None:
     """Refuse files of one part whose rows differ in shape or type."""
     first, (_, shape, dtype) = next(iter(files.items()))
-    for path, (_, other, kind) in files.items():
-        if other != shape or kind != dtype:
+    for path, (_, other_shape, other_dtype) in files.items():
+        if other_shape != shape or other_dtype != dtype:
             raise DataError(
-                f"{path}: x is {kind} {other} a sample, in {first.name} {dtype} {shape}; "
+                f"{path}: x is {other_dtype} {other_shape} a sample, in {first.name} {dtype} {shape}; "
                 "all shards must be alike"
             )
 
@@ -192,11 +194,11 @@ def _name_clients(files: dict[Path, Rows]) -> bool:
     Raises:
         DataError
     """
-    found = {path: "client" in sharded.names(path) for path in files}
-    if len(set(found.values())) == 2:
-        lacking = next(path for path, named in found.items() if not named)
+    has_client = {path: "client" in sharded.names(path) for path in files}
+    if len(set(has_client.values())) == 2:
+        lacking = next(path for path, named in has_client.items() if not named)
         raise DataError(f"{lacking}: has no 'client', which other shards have; give it to all or to none")
-    return any(found.values())
+    return any(has_client.values())
 
 
 def _all(files: list[Path], name: str) -> NDArray[np.generic]:
@@ -211,7 +213,7 @@ def _clients(files: dict[Path, Rows]) -> tuple[NDArray[np.int64], NDArray[np.int
     """
     ids: list[NDArray[np.int64]] = []
     counts: list[NDArray[np.int64]] = []
-    last = -1
+    last_client = -1
     for path, (count, _, _) in files.items():
         client = np.asarray(sharded.read(path, "client"))
         if client.ndim != 1 or client.dtype.kind not in "iu":
@@ -224,18 +226,18 @@ def _clients(files: dict[Path, Rows]) -> tuple[NDArray[np.int64], NDArray[np.int
             )
         steps = np.flatnonzero(client[1:] != client[:-1]) + 1
         begins = np.concatenate([np.zeros(1, np.int64), steps])
-        who = client[begins].astype(np.int64)
-        if who[0] < last or (np.diff(who) < 0).any() or who[0] < 0:
+        client_ids = client[begins].astype(np.int64)
+        if client_ids[0] < last_client or (np.diff(client_ids) < 0).any() or client_ids[0] < 0:
             raise DataError(
                 f"{path}: the clients are not in ascending order, over all files; sort the samples"
             )
         sizes = np.diff(np.append(begins, len(client)))
-        if who[0] == last:  # this client began in the previous file
+        if client_ids[0] == last_client:  # this client began in the previous file
             counts[-1][-1] += sizes[0]
-            who, sizes = who[1:], sizes[1:]
-        ids.append(who)
+            client_ids, sizes = client_ids[1:], sizes[1:]
+        ids.append(client_ids)
         counts.append(sizes)
-        last = int(client[-1])
-        if not len(who):  # one client over several files: keep its count at the end
+        last_client = int(client[-1])
+        if not len(client_ids):  # one client over several files: keep its count at the end
             ids.pop(), counts.pop()
     return np.concatenate(ids), np.concatenate(counts)

@@ -68,8 +68,10 @@ class Synthetic(Dataset):
             DataError
         """
         # While a part is drawn: values and means in single precision; place, source, kind, two labels.
-        each, free = 8 * self.features + 40, free_memory()
-        needed = each * (self.samples + self.test_size) + 12 * self.clusters * self.classes * self.features
+        sample_bytes, free = 8 * self.features + 40, free_memory()
+        needed = (
+            sample_bytes * (self.samples + self.test_size) + 12 * self.clusters * self.classes * self.features
+        )
         if needed > free:
             raise DataError(
                 f"data: {self.samples:,} training and {self.test_size:,} test samples of {self.features:,} "

@@ -70,15 +70,15 @@ class Table(Dataset):
             raise ConfigError("data.targets", "names a column twice", "name each once")
         frame = read_table(self.path, ids=self.exclude)
         roles = Roles(self.label, self.exclude, self.categorical, self.targets)
-        count, rows, other = len(frame), frame.index.to_numpy(), self.path
+        count, rows, tests_path = len(frame), frame.index.to_numpy(), self.path
         if self.test_path is not None:
-            tests, other = read_table(self.test_path, ids=self.exclude), self.test_path
+            tests, tests_path = read_table(self.test_path, ids=self.exclude), self.test_path
             require(tests, tuple(frame.columns), str(self.test_path))
             rows = np.concatenate([rows, tests.index.to_numpy()])
             frame = pd.concat([frame, tests[frame.columns]], ignore_index=True)
 
         def at(row: int) -> str:
-            return line_of(self.path if row < count else other, int(rows[row]))
+            return line_of(self.path if row < count else tests_path, int(rows[row]))
 
         table = encode(frame, roles, str(self.path), at)
         if self.test_fraction is None:
@@ -105,24 +105,27 @@ class Table(Dataset):
         import pandas as pd
 
         frames = [read_table(each) for each in (self.path, self.test_path) if each is not None]
-        known = pd.concat([each[frames[0].columns] for each in frames], ignore_index=True)
-        known = known.drop(columns=[name for name in self.exclude if name in known])
+        run_rows = pd.concat([each[frames[0].columns] for each in frames], ignore_index=True)
+        run_rows = run_rows.drop(columns=[name for name in self.exclude if name in run_rows])
         roles = Roles(self.label, (), self.categorical, self.targets)
-        new = read_table(path, ids=self.exclude)
-        require(new, tuple(known.columns), str(path))
-        rows = new.index.to_numpy()
+        new_table = read_table(path, ids=self.exclude)
+        require(new_table, tuple(run_rows.columns), str(path))
+        rows = new_table.index.to_numpy()
 
         def at(row: int) -> str:
-            return line_of(path, int(rows[max(0, row - len(known))]))
+            return line_of(path, int(rows[max(0, row - len(run_rows))]))
 
-        alike = known_values(
-            new[known.columns].reset_index(drop=True), known, roles, lambda row: at(row + len(known))
+        converted = known_values(
+            new_table[run_rows.columns].reset_index(drop=True),
+            run_rows,
+            roles,
+            lambda row: at(row + len(run_rows)),
         )
-        table = encode(pd.concat([known, alike], ignore_index=True), roles, str(path), at)
-        texts = {str(name): as_text(new[name]) for name in new.columns if name not in known}
+        table = encode(pd.concat([run_rows, converted], ignore_index=True), roles, str(path), at)
+        texts = {str(name): as_text(new_table[name]) for name in new_table.columns if name not in run_rows}
         return MoreSamples(
-            table.x[len(known) :],
-            table.y[len(known) :],
+            table.x[len(run_rows) :],
+            table.y[len(run_rows) :],
             {name: text for name, text in texts.items() if text is not None},
-            None if table.targets is None else table.targets[len(known) :],
+            None if table.targets is None else table.targets[len(run_rows) :],
         )

@@ -42,10 +42,10 @@ def draw_clients(federation: Federation, most: int | None, seed: int) -> NDArray
 
     All of them if there are no more than that, or if ``most`` is None.
     """
-    there = np.flatnonzero(federation.sizes > 0)
-    if most is None or len(there) <= most:
-        return there
-    return np.sort(generator(seed, "measured clients").permutation(there)[:most])
+    present = np.flatnonzero(federation.sizes > 0)
+    if most is None or len(present) <= most:
+        return present
+    return np.sort(generator(seed, "measured clients").permutation(present)[:most])
 
 
 def distance_matrix(

@@ -119,10 +119,11 @@ def class_super_clusters(
     if threshold is not None:
         labels = fcluster(tree, threshold, "distance").tolist()
     else:
-        wanted = largest_gap(tree) if n is None else n
-        labels = cut_tree(tree, [wanted]).ravel().tolist()
+        count = largest_gap(tree) if n is None else n
+        labels = cut_tree(tree, [count]).ravel().tolist()
     clusters = {
-        tuple(c for c, own in zip(present, labels, strict=True) if own == label) for label in set(labels)
+        tuple(c for c, assigned in zip(present, labels, strict=True) if assigned == label)
+        for label in set(labels)
     }
     return SuperClusters(tuple(sorted(clusters)), present, angles, tree)
 
@@ -135,5 +136,7 @@ def largest_gap(tree: Array) -> int:
     clusters = np.arange(2, len(heights) + 1)
     if len(clusters) == 0:
         return 2
-    made, following = heights[len(heights) - clusters], heights[len(heights) - clusters + 1]
-    return int(clusters[np.argmax(following / np.maximum(made, 1e-9 * max(float(heights[-1]), 1e-300)))])
+    last_heights, next_heights = heights[len(heights) - clusters], heights[len(heights) - clusters + 1]
+    return int(
+        clusters[np.argmax(next_heights / np.maximum(last_heights, 1e-9 * max(float(heights[-1]), 1e-300)))]
+    )

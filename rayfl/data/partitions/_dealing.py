@@ -104,14 +104,14 @@ class SizedPartition(Partition):
             DataError: if there are too few samples.
         """
         least = self.min_samples
-        each = least if samples is None else samples
-        if each < least:
+        mean_size = least if samples is None else samples
+        if mean_size < least:
             raise DataError(
-                f"{where}: a mean of {each} samples is below min_samples={least}; raise it to {least}"
+                f"{where}: a mean of {mean_size} samples is below min_samples={least}; raise it to {least}"
             )
-        if each * clients > available:
+        if mean_size * clients > available:
             raise DataError(
-                f"{where}: {clients} clients with {each} samples each need {each * clients}, "
+                f"{where}: {clients} clients with {mean_size} samples each need {mean_size * clients}, "
                 f"there are {available}; use fewer clients or samples"
             )
         total = available if samples is None else samples * clients
@@ -148,8 +148,8 @@ def apportion(total: int, weights: NDArray[np.float64]) -> NDArray[np.int64]:
     """Whole numbers in proportion to ``weights`` with sum ``total``, by largest remainder."""
     quotas = weights * (total / weights.sum())
     counts: NDArray[np.int64] = np.floor(quotas).astype(np.int64)
-    left = total - int(counts.sum())
-    counts[np.argsort(counts - quotas, kind="stable")[:left]] += 1
+    remaining = total - int(counts.sum())
+    counts[np.argsort(counts - quotas, kind="stable")[:remaining]] += 1
     return counts
 
 
@@ -186,10 +186,10 @@ def label_skew_owners(labels: NDArray[np.int64], clients: int, each: int, rng: n
         DataError: if a label has fewer samples than owners.
     """
     present = np.unique(labels)
-    has = draw_labels(clients, len(present), min(each, len(present)), rng)
+    has_label = draw_labels(clients, len(present), min(each, len(present)), rng)
     owners = np.full(len(labels), -1)
     for place, label in enumerate(present):
-        holders = np.flatnonzero(has[:, place])
+        holders = np.flatnonzero(has_label[:, place])
         members = rng.permutation(np.flatnonzero(labels == label))
         if len(holders) > len(members):
             raise DataError(
@@ -211,9 +211,9 @@ def draw_labels(clients: int, labels: int, each: int, rng: np.random.Generator) 
     sharing = rng.permutation(clients)[: -(-labels // each)]
     shared = np.arange(len(sharing) * each).reshape(len(sharing), each) % labels
     chosen[sharing] = rng.permutation(labels)[shared]
-    has = np.zeros((clients, labels), bool)
-    np.put_along_axis(has, chosen, True, axis=1)
-    return has
+    has_label = np.zeros((clients, labels), bool)
+    np.put_along_axis(has_label, chosen, True, axis=1)
+    return has_label
 
 
 class Draws(NamedTuple):
@@ -280,12 +280,12 @@ def _draw_dirichlet(
     labels: NDArray[np.int64], clients: int, alpha: float, capped: bool, rng: np.random.Generator
 ) -> Owners:
     owners = np.empty(len(labels), np.int64)
-    held = np.zeros(clients, np.int64)
+    sizes = np.zeros(clients, np.int64)
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(clients, alpha))
         if capped:
-            open_clients = held < len(labels) / clients
+            open_clients = sizes < len(labels) / clients
             shares = shares * open_clients
             if shares.sum() <= 0:  # all mass was on clients that are full
                 shares = open_clients.astype(np.float64)
@@ -293,5 +293,5 @@ def _draw_dirichlet(
         ends[-1] = len(members)
         counts = np.diff(ends, prepend=0)
         owners[members] = np.repeat(np.arange(clients), counts)
-        held += counts
+        sizes += counts
     return owners

@@ -44,10 +44,10 @@ def given_losses(path: Path, samples: Samples) -> NDArray[np.float64]:
     Raises:
         DataError: if the file contains something else.
     """
-    there = _with_clients(samples)
-    held = len(there) - int(there.sum())
-    more = f" (the {held} that the server holds too: data.server_share)" if held else ""
-    return read_losses(path, len(there), more)[there]
+    with_clients = _with_clients(samples)
+    held_out = len(with_clients) - int(with_clients.sum())
+    remark = f" (the {held_out} that the server holds too: data.server_share)" if held_out else ""
+    return read_losses(path, len(with_clients), remark)[with_clients]
 
 
 def read_losses(path: Path, count: int, more: str = "") -> NDArray[np.float64]:
@@ -69,8 +69,8 @@ def read_losses(path: Path, count: int, more: str = "") -> NDArray[np.float64]:
     except Exception as error:  # broken bytes make NumPy raise nearly anything
         raise DataError(f"{where}: cannot be read as .npy ({one_line(error)})") from error
     if not isinstance(losses, np.ndarray) or losses.shape != (count,) or losses.dtype.kind not in "uif":
-        found = f"shape {losses.shape}" if isinstance(losses, np.ndarray) else "several arrays"
-        raise DataError(f"{where}: holds {found}; expected {count} numbers, one per training sample{more}")
+        contents = f"shape {losses.shape}" if isinstance(losses, np.ndarray) else "several arrays"
+        raise DataError(f"{where}: holds {contents}; expected {count} numbers, one per training sample{more}")
     if not np.isfinite(losses).all():
         raise DataError(f"{where}: holds NaN or infinity; every loss must be finite")
     return losses.astype(np.float64)
@@ -96,8 +96,8 @@ def expert_losses(samples: Samples, kind: Kind) -> NDArray[np.float64]:
     """
     if len(samples.y_train) < _WORTH_KEEPING:
         return _losses(samples, kind)
-    how = Path(__file__).read_bytes() + version("scikit-learn").encode()  # other code, other losses
-    digest = hashlib.sha256(how).hexdigest()[:8]
+    source = Path(__file__).read_bytes() + version("scikit-learn").encode()  # other code, other losses
+    digest = hashlib.sha256(source).hexdigest()[:8]
     file = data_root() / f"difficulty-{kind}-{fingerprint(samples)}-{digest}.npy"
     try:
         return read_losses(file, len(samples.y_train))
@@ -133,11 +133,11 @@ def _half(
     from threadpoolctl import threadpool_limits
 
     y = samples.y_train
-    known = np.unique(y[learn])
-    if len(known) < 2:
-        return np.where(y[score] == known[0], 0.0, _UNKNOWN)
-    seen = _flat(samples, learn)
-    mean, deviation = seen.mean(axis=0), max(float(seen.std()), 1e-6)
+    trained_classes = np.unique(y[learn])
+    if len(trained_classes) < 2:
+        return np.where(y[score] == trained_classes[0], 0.0, _UNKNOWN)
+    inputs = _flat(samples, learn)
+    mean, deviation = inputs.mean(axis=0), max(float(inputs.std()), 1e-6)
     batch = min(max(1, len(learn) // 50), 200)  # 50 steps an epoch or more, also with few samples
     model = MLPClassifier(
         _HIDDEN[kind],
@@ -150,14 +150,16 @@ def _half(
     # One thread: the order of sums, and so the last bits, depends on the number of threads.
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit((seen - mean) / deviation, y[learn])
+        model.fit((inputs - mean) / deviation, y[learn])
         for start in range(0, len(score), _MOST):
             part = score[start : start + _MOST]
-            chances = model.predict_proba((_flat(samples, part) - mean) / deviation)
-            place = np.minimum(np.searchsorted(known, y[part]), len(known) - 1)
-            own = chances[np.arange(len(part)), place]
-            found = known[place] == y[part]
-            losses[start : start + _MOST][found] = -np.log(np.maximum(own[found], 1e-20))
+            probabilities = model.predict_proba((_flat(samples, part) - mean) / deviation)
+            place = np.minimum(np.searchsorted(trained_classes, y[part]), len(trained_classes) - 1)
+            label_probabilities = probabilities[np.arange(len(part)), place]
+            is_trained = trained_classes[place] == y[part]
+            losses[start : start + _MOST][is_trained] = -np.log(
+                np.maximum(label_probabilities[is_trained], 1e-20)
+            )
     return losses
 
 

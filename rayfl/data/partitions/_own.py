@@ -54,11 +54,11 @@ class OwnPartition(Partition):
             )
         tests = None
         if test is not None and self.tests == "own":
-            own = np.bincount(test[test >= 0], minlength=count)
-            if not own.all():
+            test_sizes = np.bincount(test[test >= 0], minlength=count)
+            if not test_sizes.all():
                 raise DataError(
-                    f"{where}: client {str(names[own.argmin()])!r} has no test sample of its own "
-                    f"({_such(own)}); give it one, or set partition.tests=labels"
+                    f"{where}: client {str(names[test_sizes.argmin()])!r} has no test sample of its own "
+                    f"({_such(test_sizes)}); give it one, or set partition.tests=labels"
                 )
             tests = by_owner(test, count)
         unowned = np.flatnonzero(train < 0)
@@ -83,10 +83,10 @@ def own_column(samples: Samples, name: str, setting: str) -> Column:
         DataError: if the dataset has no such column.
     """
     if name not in samples.columns:
-        has = nearest(name, samples.columns) if samples.columns else "it has none to divide by"
-        if "did you mean" not in has:
-            has += "; one of a table must be in data.exclude, so that it is no feature"
-        raise DataError(f"{setting}: {samples.name} has no column {name!r}; {has}")
+        suggestion = nearest(name, samples.columns) if samples.columns else "it has none to divide by"
+        if "did you mean" not in suggestion:
+            suggestion += "; one of a table must be in data.exclude, so that it is no feature"
+        raise DataError(f"{setting}: {samples.name} has no column {name!r}; {suggestion}")
     return samples.columns[name]
 
 

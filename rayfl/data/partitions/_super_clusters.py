@@ -62,9 +62,11 @@ class SuperClusterPartition(Partition):
             "n_super_clusters": self.n_super_clusters,
             "threshold": self.threshold,
         }
-        given = [name for name, value in ways.items() if value is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} are given; one of them says what the super-clusters are")
+        chosen = [name for name, value in ways.items() if value is not None]
+        if len(chosen) > 1:
+            raise ValueError(
+                f"{' and '.join(chosen)} are given; one of them says what the super-clusters are"
+            )
         for setting in ("proximity", "linkage", "p", "samples_per_class"):
             only_with(self, setting, self.super_clusters is None, "super_clusters are given, not looked for")
         return self
@@ -101,12 +103,12 @@ class SuperClusterPartition(Partition):
         check_labels(labels, samples.classes, self.clients)
         clusters = self.find(samples)
         members = [np.flatnonzero(np.isin(labels, cluster)) for cluster in clusters]
-        counts = share_clients(self.clients, [len(own) for own in members])
+        counts = share_clients(self.clients, [len(cluster_members) for cluster_members in members])
         owners = np.full(len(labels), -1)
         first = 0
-        for place, (own, count) in enumerate(zip(members, counts, strict=True)):
+        for place, (cluster_members, count) in enumerate(zip(members, counts, strict=True)):
             try:
-                owners[own] = first + self.deal(labels[own], count, place, seed)
+                owners[cluster_members] = first + self.deal(labels[cluster_members], count, place, seed)
             except DataError as error:
                 raise DataError(f"{error} (super-cluster {sorted(clusters[place])})") from None
             first += count

@@ -30,33 +30,33 @@ class ByColumn(OwnPartition):
     def assign(self, samples: Samples, seed: int) -> Assignment:
         column = own_column(samples, self.column, "partition.column")
         sizes = np.bincount(column.train, minlength=len(column.values))
-        kept = np.flatnonzero(sizes >= self.min_samples)
-        if not len(kept):
+        usable = np.flatnonzero(sizes >= self.min_samples)
+        if not len(usable):
             raise DataError(
                 f"partition.min_samples: no value of {self.column} has {self.min_samples} training samples; "
                 f"the most is {sizes.max()}"
             )
-        names = column.values[kept]
-        for value, name in zip(kept.tolist(), names.tolist(), strict=True):
+        names = column.values[usable]
+        for value, name in zip(usable.tolist(), names.tolist(), strict=True):
             if fault(name):
                 first = int(np.argmax(column.train == value))
                 if samples.numbering is not None:
                     first = int(np.argmax(samples.numbering.train == first))
                 where = f"sample {first} (counted from 0) of {samples.name}"
                 raise DataError(f"partition.column: {self.column}: {where}: {fault(name)}")
-        number = np.full(len(column.values), -1, np.int64)
-        number[kept] = np.arange(len(kept))
-        test = None if column.test is None else number[column.test]
-        left_out = int((sizes > 0).sum()) - len(kept)
+        client_numbers = np.full(len(column.values), -1, np.int64)
+        client_numbers[usable] = np.arange(len(usable))
+        test = None if column.test is None else client_numbers[column.test]
+        left_out = int((sizes > 0).sum()) - len(usable)
         note = (
-            f"partition: {left_out:,} of {left_out + len(kept):,} values of {self.column} have fewer than "
+            f"partition: {left_out:,} of {left_out + len(usable):,} values of {self.column} have fewer than "
             f"{self.min_samples} training samples and are left out (partition.min_samples)"
         )
         notes = [note] if left_out else []
-        without = int((sizes == 0).sum())
-        if without:
+        unused = int((sizes == 0).sum())
+        if unused:
             notes.append(
-                f"partition: {without:,} of {len(sizes):,} values of {self.column} have no training sample "
+                f"partition: {unused:,} of {len(sizes):,} values of {self.column} have no training sample "
                 "and are left out (samples may be in the test part, or held by the server: data.server_share)"
             )
-        return self.assignment(number[column.train], test, names, notes)
+        return self.assignment(client_numbers[column.train], test, names, notes)

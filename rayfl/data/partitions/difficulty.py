@@ -66,7 +66,7 @@ class Difficulty(Partition):
                 "partition: difficulty has no expert for texts; give partition.losses, a .npy with one loss "
                 "a training sample"
             )
-        before = self._division(labels, seed)
+        division = self._division(labels, seed)
         if self.losses is not None:
             losses = given_losses(self.losses, samples)
         else:
@@ -74,7 +74,7 @@ class Difficulty(Partition):
         owners = np.empty(len(labels), np.int64)
         for label in np.unique(labels).tolist():
             members = np.flatnonzero(labels == label)
-            counts = np.bincount(before[members], minlength=self.clients)
+            counts = np.bincount(division[members], minlength=self.clients)
             ranked = members[np.argsort(losses[members], kind="stable")]
             rng = generator(seed, "partition difficulty", label)
             owners[ranked] = by_rank(counts, self.ordered, rng)

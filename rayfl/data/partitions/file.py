@@ -73,9 +73,9 @@ class FromFile(OwnPartition):
                 names,
             )
         owners = _owners(train, len(numbering.train), "training sample")
-        own = _placed(owners, numbering.train, len(samples.y_train))
-        tests = None if test is None else _owners(test, len(samples.y_test), "test sample")
-        return self.assignment(own, tests, names)
+        train_owners = _placed(owners, numbering.train, len(samples.y_train))
+        test_owners = None if test is None else _owners(test, len(samples.y_test), "test sample")
+        return self.assignment(train_owners, test_owners, names)
 
     def _by_column(self, samples: Samples) -> Assignment:
         """The assignment if the table identifies samples by a column of the dataset."""
@@ -112,9 +112,9 @@ class FromFile(OwnPartition):
         if self.test_path is not None:
             if "part" in frame:
                 raise DataError(f"{self.path}: has a column part, and there is partition.test_path; give one")
-            others = read_table(self.test_path, text=True)
-            require(others, ("sample", "client"), str(self.test_path))
-            return _Rows.of(frame, self.path), _Rows.of(others, self.test_path)
+            test_frame = read_table(self.test_path, text=True)
+            require(test_frame, ("sample", "client"), str(self.test_path))
+            return _Rows.of(frame, self.path), _Rows.of(test_frame, self.test_path)
         part = frame["part"].astype(str).str.strip()
         wrong = np.flatnonzero(~part.isin(["train", "test"]))
         if len(wrong):
@@ -156,16 +156,16 @@ class _Rows:
 
         numbers = pd.to_numeric(frame["sample"], errors="coerce").to_numpy(np.float64)
         with np.errstate(invalid="ignore"):
-            whole = (numbers >= 0) & (numbers < _MOST) & (numbers == np.floor(numbers))
-        if not whole.all():
-            wrong = int(np.flatnonzero(~whole)[0])
-            given = str(frame["sample"].iloc[wrong])
+            valid = (numbers >= 0) & (numbers < _MOST) & (numbers == np.floor(numbers))
+        if not valid.all():
+            wrong = int(np.flatnonzero(~valid)[0])
+            value = str(frame["sample"].iloc[wrong])
             raise DataError(
-                f"{line_of(path, frame.index[wrong])}: sample {given[:40]!r} is not a position in the "
+                f"{line_of(path, frame.index[wrong])}: sample {value[:40]!r} is not a position in the "
                 "dataset; expected an integer from 0"
             )
-        codes, given_ids = pd.factorize(frame["client"], use_na_sentinel=False)
-        ids = ["" if pd.isna(given) else str(given).strip() for given in given_ids]
+        codes, raw_ids = pd.factorize(frame["client"], use_na_sentinel=False)
+        ids = ["" if pd.isna(value) else str(value).strip() for value in raw_ids]
         for code, name in enumerate(ids):
             if fault(name):
                 where = line_of(path, int(frame.index[int((codes == code).argmax())]))
@@ -217,9 +217,9 @@ def _owners(rows: _Rows, total: int, what: str, values: Names | None = None) -> 
         raise DataError(
             f"{rows.at(row)}: there is no {what} {rows.samples[row]}; they are numbered 0 to {total - 1}"
         )
-    again = np.flatnonzero(pd.Series(rows.samples).duplicated())
-    if len(again):
-        row = again[0]
+    duplicates = np.flatnonzero(pd.Series(rows.samples).duplicated())
+    if len(duplicates):
+        row = duplicates[0]
         first = int((rows.samples == rows.samples[row]).argmax())
         sample, owner = called(values, rows.samples[row]), called(rows.names, rows.clients[first])
         raise DataError(f"{rows.at(row)}: {what} {sample} belongs to {owner} already ({rows.at(first)})")
@@ -236,7 +236,7 @@ def _placed(owners: Owners, places: NDArray[np.int64], count: int) -> Owners:
         places: the position of each of them in the part, -1 if it is not in it ``(total,)``.
         count: number of samples in the part.
     """
-    found = np.full(count, -1, np.int64)
-    known = places >= 0
-    found[places[known]] = owners[known]
-    return found
+    placed = np.full(count, -1, np.int64)
+    in_part = places >= 0
+    placed[places[in_part]] = owners[in_part]
+    return placed

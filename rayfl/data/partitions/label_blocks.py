@@ -56,10 +56,11 @@ class LabelBlocks(SizedPartition):
             min_samples=self.min_samples,
         )
         try:
-            dealt = by_block.assign(samples, seed)
+            assignment = by_block.assign(samples, seed)
         except DataError as error:
             raise DataError(str(error).replace("partition.tasks[", "partition, block [")) from None
-        assert dealt.groups is not None
+        assert assignment.groups is not None
         return Assignment(
-            dealt.clients, dealt.groups if self.planted == "blocks" else np.zeros_like(dealt.groups)
+            assignment.clients,
+            assignment.groups if self.planted == "blocks" else np.zeros_like(assignment.groups),
         )

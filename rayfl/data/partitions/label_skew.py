@@ -30,6 +30,6 @@ class LabelSkew(Partition):
     def assign(self, samples: Samples, seed: int) -> Assignment:
         labels = samples.y_train
         check_labels(labels, samples.classes, self.clients)
-        each = max(1, round(self.rho * len(np.unique(labels))))
-        owners = label_skew_owners(labels, self.clients, each, generator(seed, "partition"))
+        labels_per_client = max(1, round(self.rho * len(np.unique(labels))))
+        owners = label_skew_owners(labels, self.clients, labels_per_client, generator(seed, "partition"))
         return Assignment(by_owner(owners, self.clients))

@@ -43,25 +43,25 @@ class FromPython(OwnPartition):
     def assign(self, samples: Samples, seed: int) -> Assignment:
         labels = samples.y_train.copy()
         with seeded(seed):
-            dealt = call(self.target, self.kwargs, "partition", labels, generator(seed, "own partition"))
-        second = None
+            returned = call(self.target, self.kwargs, "partition", labels, generator(seed, "own partition"))
+        test_part = None
         if (
-            isinstance(dealt, tuple)
-            and len(dealt) == 2
-            and all(isinstance(d, (list, Mapping)) for d in dealt)
+            isinstance(returned, tuple)
+            and len(returned) == 2
+            and all(isinstance(d, (list, Mapping)) for d in returned)
         ):
-            dealt, second = dealt
-        names, lists = self._clients(dealt)
+            returned, test_part = returned
+        names, lists = self._clients(returned)
         train = self._owners(lists, names, len(labels), "training")
-        if second is None:
+        if test_part is None:
             return self.assignment(train, None, names)
-        others, tests = self._clients(second)
-        known = dict(zip(others.tolist(), tests, strict=True))
-        unknown = sorted(set(known) - set(names.tolist()))
+        test_names, test_lists = self._clients(test_part)
+        tests_by_name = dict(zip(test_names.tolist(), test_lists, strict=True))
+        unknown = sorted(set(tests_by_name) - set(names.tolist()))
         if unknown:
             raise DataError(f"partition: {self.target}: client {unknown[0]!r} has test samples only")
-        own = [known.get(name, []) for name in names.tolist()]
-        test = self._owners(own, names, len(samples.y_test), "test")
+        client_tests = [tests_by_name.get(name, []) for name in names.tolist()]
+        test = self._owners(client_tests, names, len(samples.y_test), "test")
         return self.assignment(train, test, names)
 
     def _clients(self, dealt: object) -> tuple[NDArray[np.str_], list[object]]:
@@ -69,8 +69,8 @@ class FromPython(OwnPartition):
         if isinstance(dealt, Mapping):
             by_name = {str(name).strip(): lists for name, lists in dealt.items()}
             if len(by_name) < len(dealt):
-                twice = [str(name).strip() for name in dealt]
-                name = next(name for name in twice if twice.count(name) > 1)
+                stripped = [str(name).strip() for name in dealt]
+                name = next(name for name in stripped if stripped.count(name) > 1)
                 raise DataError(f"partition: {self.target} returned two clients with the id {name!r}")
         elif isinstance(dealt, Sequence) and not isinstance(dealt, str):
             by_name = {str(number): lists for number, lists in enumerate(dealt)}
@@ -87,10 +87,10 @@ class FromPython(OwnPartition):
     def _owners(self, lists: list[object], names: NDArray[np.str_], count: int, part: str) -> Owners:
         """The client of each sample ``(count,)``, -1 for none."""
         owners = np.full(count, -1, np.int64)
-        for client, given in enumerate(lists):
+        for client, samples in enumerate(lists):
             where = f"partition: {self.target}: client {str(names[client])!r}"
             try:
-                places = np.asarray(given)
+                places = np.asarray(samples)
             except ValueError:
                 places = np.empty((0, 0))
             if places.ndim == 1 and not len(places):
@@ -98,8 +98,8 @@ class FromPython(OwnPartition):
             if places.ndim != 1 or places.dtype.kind not in "ui":
                 what = (
                     f"{places.dtype} {places.shape}"
-                    if isinstance(given, np.ndarray)
-                    else type(given).__name__
+                    if isinstance(samples, np.ndarray)
+                    else type(samples).__name__
                 )
                 raise DataError(f"{where} has {what}; expected the places of its {part} samples, integers")
             if len(places) and (places.min() < 0 or places.max() >= count):
@@ -109,10 +109,10 @@ class FromPython(OwnPartition):
                 )
             taken = places[owners[places] >= 0]
             if len(taken):
-                other = str(names[owners[taken[0]]])
-                raise DataError(f"{where}: {part} sample {taken[0]} belongs to {other!r} already")
-            order = np.sort(places)
-            twice = order[1:][order[1:] == order[:-1]]
+                owner = str(names[owners[taken[0]]])
+                raise DataError(f"{where}: {part} sample {taken[0]} belongs to {owner!r} already")
+            ascending = np.sort(places)
+            twice = ascending[1:][ascending[1:] == ascending[:-1]]
             if len(twice):
                 raise DataError(f"{where} has {part} sample {twice[0]} twice")
             owners[places] = client

@@ -110,8 +110,8 @@ def _pairs(count: int, classes: int, rng: np.random.Generator) -> list[tuple[int
     if 2 * count <= classes:
         drawn = rng.permutation(classes)[: 2 * count].reshape(count, 2)
         return [(int(a), int(b)) for a, b in drawn]
-    every = list(combinations(range(classes), 2))
-    return [every[place] for place in rng.choice(len(every), count, replace=False).tolist()]
+    all_pairs = list(combinations(range(classes), 2))
+    return [all_pairs[place] for place in rng.choice(len(all_pairs), count, replace=False).tolist()]
 
 
 _FEW = 7
@@ -127,15 +127,15 @@ def _permutations(count: int, classes: int, rng: np.random.Generator) -> NDArray
             "use fewer clusters"
         )
     if classes <= _FEW:
-        every = np.array(list(permutations(range(classes)))[1:], np.int64)
-        return every[rng.choice(ways, count, replace=False)]
-    found: dict[tuple[int, ...], None] = {}
+        all_permutations = np.array(list(permutations(range(classes)))[1:], np.int64)
+        return all_permutations[rng.choice(ways, count, replace=False)]
+    distinct: dict[tuple[int, ...], None] = {}
     for _ in range(10 * count):
         drawn = tuple(rng.permutation(classes).tolist())
         if drawn != tuple(range(classes)):
-            found[drawn] = None
-        if len(found) == count:
-            return np.array(list(found), np.int64)
+            distinct[drawn] = None
+        if len(distinct) == count:
+            return np.array(list(distinct), np.int64)
     raise DataError(
         f"partition.clusters: no {count} different permutations of {classes} labels were found in "
         f"{10 * count} draws; use fewer clusters"

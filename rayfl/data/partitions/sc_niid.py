@@ -41,5 +41,5 @@ class ScNiid(SuperClusterPartition):
         rng = generator(seed, "partition super-cluster", place)
         if self.rho is None:
             return shard_owners(labels, clients, self.shards_per_client, rng)
-        each = max(1, round(self.rho * len(np.unique(labels))))
-        return label_skew_owners(labels, clients, each, rng)
+        labels_per_client = max(1, round(self.rho * len(np.unique(labels))))
+        return label_skew_owners(labels, clients, labels_per_client, rng)

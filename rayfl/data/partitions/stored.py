@@ -38,7 +38,9 @@ class Stored(Partition):
                 f"partition.clients: {self.clients} clients, {samples.name} has {len(train)}; use fewer"
             )
         n = self.clients
-        own = None if test is None else Ranges(np.asarray(test.offsets[: n + 1]))
+        test_ranges = None if test is None else Ranges(np.asarray(test.offsets[: n + 1]))
         return Assignment(
-            Ranges(np.asarray(train.offsets[: n + 1])), test=own, names=None if names is None else names[:n]
+            Ranges(np.asarray(train.offsets[: n + 1])),
+            test=test_ranges,
+            names=None if names is None else names[:n],
         )

@@ -110,8 +110,8 @@ class Tasks(SizedPartition):
             room = len(pool) if task.samples is not None else int(len(pool) / (1 + self.foreign))
             sizes = self.client_sizes(room, task.clients, task.samples, rng, where)
             foreign = np.rint(self.foreign * sizes).astype(np.int64)
-            own = sizes - foreign
-            owners[pool[: own.sum()]] = np.repeat(first + np.arange(task.clients), own)
+            own_sizes = sizes - foreign
+            owners[pool[: own_sizes.sum()]] = np.repeat(first + np.arange(task.clients), own_sizes)
             foreign_sizes.append(foreign)
             first += task.clients
         self._deal_foreign(owners, labels, foreign_sizes, seed)
@@ -142,15 +142,15 @@ class Tasks(SizedPartition):
             DataError: if too few are left.
         """
         firsts = np.cumsum([0, *(len(counts) for counts in sizes)])
-        used = {label for task in self.tasks for label in task.labels}
+        task_labels = {label for task in self.tasks for label in task.labels}
         for place in sorted(range(len(sizes)), key=lambda task: -int(sizes[task].sum())):
             need = int(sizes[place].sum())
-            others = sorted(used - set(self.tasks[place].labels))
-            left = np.flatnonzero((owners < 0) & np.isin(labels, others))
-            if need > len(left):
+            foreign_labels = sorted(task_labels - set(self.tasks[place].labels))
+            available = np.flatnonzero((owners < 0) & np.isin(labels, foreign_labels))
+            if need > len(available):
                 raise DataError(
                     f"partition.foreign: tasks[{place}] needs {need} samples with labels of other tasks, "
-                    f"{len(left)} are left; lower foreign or the tasks' samples"
+                    f"{len(available)} are left; lower foreign or the tasks' samples"
                 )
-            drawn = generator(seed, "partition foreign", place).permutation(left)[:need]
+            drawn = generator(seed, "partition foreign", place).permutation(available)[:need]
             owners[drawn] = np.repeat(firsts[place] + np.arange(len(sizes[place])), sizes[place])

@@ -77,12 +77,12 @@ class GaussianMeasure(Measure):
             z = (x - common.origin) @ common.axes
             centred = z - z.mean(axis=0)
             covariance = centred.T @ centred / max(len(z) - 1, 1)
-        found = Gaussian.of(
+        gaussian = Gaussian.of(
             z.mean(axis=0), covariance + self.ridge * common.variance * np.eye(len(covariance))
         )
-        if not np.isfinite(found.log_determinant):
+        if not np.isfinite(gaussian.log_determinant):
             raise DataError(
                 f"measure {self.name}: the covariance of {len(z)} samples in {len(covariance)} dimensions "
                 "cannot be inverted; a ridge above 0 makes it so"
             )
-        return found
+        return gaussian
