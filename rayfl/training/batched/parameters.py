@@ -215,9 +215,9 @@ class Parameter:
             return
         if self.looking_ahead or now.velocity is not None or on_gpu(rows):
             # On a GPU adding up in place would depend on the order of threads; accumulation does not.
-            full = torch.zeros_like(now.weights)
-            full.flatten(0, 1).index_put_((rows,), gradient, accumulate=True)
-            self.descend(full)
+            dense = torch.zeros_like(now.weights)
+            dense.flatten(0, 1).index_put_((rows,), gradient, accumulate=True)
+            self.descend(dense)
             return
         shrink = self._shrink()
         if shrink != 1:
@@ -283,7 +283,7 @@ def _add_product(
         beside: the parameter's tensors, of which target, offset and mask are used; None: none of them.
         pull: how far towards the target, as a fraction of the distance.
     """
-    target, offset, kept = (None,) * 3 if beside is None else (beside.target, beside.offset, beside.kept)
+    target, offset, mask = (None,) * 3 if beside is None else (beside.target, beside.offset, beside.kept)
     descend(
         total.numpy(),
         left.transpose(1, 2).contiguous().numpy(),
@@ -293,5 +293,5 @@ def _add_product(
         None if target is None else target.numpy(),
         np.float32(pull),
         None if offset is None else offset.numpy(),
-        None if kept is None else kept.numpy(),
+        None if mask is None else mask.numpy(),
     )
