@@ -223,10 +223,10 @@ def group(x, samples, pixels, groups, gamma, beta, eps, mean, inverse, y):  # ty
         y: receives ``v``, shaped as ``x``.
     """
     channels = len(gamma)
-    each = channels // groups
+    group_size = channels // groups
     lanes = (channels + LANES - 1) // LANES * LANES
     sums, scale, shift = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
-    share, less, one, zero = _ONE / np.float32(each * pixels), splat(-_ONE), splat(_ONE), splat(_ZERO)
+    share, less, one, zero = _ONE / np.float32(group_size * pixels), splat(-_ONE), splat(_ONE), splat(_ZERO)
     for s in range(samples):
         begin = s * pixels * channels
         m, v = mean[s * lanes : (s + 1) * lanes], inverse[s * lanes : (s + 1) * lanes]
@@ -235,14 +235,14 @@ def group(x, samples, pixels, groups, gamma, beta, eps, mean, inverse, y):  # ty
             for p in range(pixels):
                 total = multiply_add(load(x, begin + p * channels + lane), one, total)
             store(sums, lane, total)
-        _spread(sums, groups, each, share, m)
+        _spread(sums, groups, group_size, share, m)
         for lane in range(0, channels, LANES):
             middle, total = load(m, lane), zero
             for p in range(pixels):
                 off = multiply_add(middle, less, load(x, begin + p * channels + lane))
                 total = multiply_add(off, off, total)
             store(sums, lane, total)
-        _spread(sums, groups, each, share, v)
+        _spread(sums, groups, group_size, share, v)
         for o in range(channels):
             v[o] = _ONE / np.sqrt(v[o] + eps)
             scale[o] = gamma[o] * v[o]
@@ -257,7 +257,7 @@ def group(x, samples, pixels, groups, gamma, beta, eps, mean, inverse, y):  # ty
 def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma, dbeta):  # type: ignore[no-untyped-def]
     """Gradients of :func:`group` for its inputs, gamma and beta."""
     channels = len(gamma)
-    each = channels // groups
+    group_size = channels // groups
     lanes = (channels + LANES - 1) // LANES * LANES
     sums, products = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
     constant, slope, scale = (
@@ -265,7 +265,7 @@ def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma,
         np.zeros(lanes, np.float32),
         np.zeros(lanes, np.float32),
     )
-    share, less, one, zero = _ONE / np.float32(each * pixels), splat(-_ONE), splat(_ONE), splat(_ZERO)
+    share, less, one, zero = _ONE / np.float32(group_size * pixels), splat(-_ONE), splat(_ONE), splat(_ZERO)
     for o in range(channels):
         dgamma[o] = dbeta[o] = _ZERO
     for s in range(samples):
@@ -287,8 +287,8 @@ def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma,
             sums[o] *= gamma[o]
             products[o] *= gamma[o]
             scale[o] = gamma[o] * v[o]
-        _spread(sums, groups, each, share, constant)
-        _spread(products, groups, each, share, slope)
+        _spread(sums, groups, group_size, share, constant)
+        _spread(products, groups, group_size, share, slope)
         for o in range(channels):
             constant[o] *= -v[o]
             slope[o] *= -v[o] * v[o]

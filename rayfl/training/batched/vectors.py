@@ -156,17 +156,17 @@ def store_maximum(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         y_, winner_, at_ = args[:3]
         window_, right_, below_ = (builder.trunc(a, _INT) for a in args[3:6])
-        beside = builder.add(window_, right_)
-        windows = (window_, beside, builder.add(window_, below_), builder.add(beside, below_))
+        neighbour = builder.add(window_, right_)
+        windows = (window_, neighbour, builder.add(window_, below_), builder.add(neighbour, below_))
         best, where = args[6], _broadcast(builder, window_, _INTS)
         for pixel, start in zip(args[7:], windows[1:], strict=True):
             greater = builder.fcmp_ordered(">", pixel, best)
             better = builder.or_(greater, builder.fcmp_unordered("uno", pixel, pixel))
             best = builder.select(better, pixel, best)
             where = builder.select(better, _broadcast(builder, start, _INTS), where)
-        zero, none = ir.Constant(_FLOATS, [0.0] * LANES), ir.Constant(_INTS, [-1] * LANES)
+        zero, no_winner = ir.Constant(_FLOATS, [0.0] * LANES), ir.Constant(_INTS, [-1] * LANES)
         active = builder.fcmp_unordered(">", best, zero)
-        best, where = builder.select(active, best, zero), builder.select(active, where, none)
+        best, where = builder.select(active, best, zero), builder.select(active, where, no_winner)
         builder.store(best, _pointer(context, builder, y, y_, at_, _FLOATS), align=4)
         builder.store(where, _pointer(context, builder, winner, winner_, at_, _INTS), align=4)
         return context.get_dummy_value()
