@@ -140,8 +140,8 @@ def _check_reduced(spec: ModelSpec, precision: Precision) -> None:
     try:
         _train(LoopEngine(spec, batches, 0, precision=precision), work, 0)
     except Unsupported as problem:
-        what = f"the network does not train in {precision}: {problem}"
-        raise ConfigError("training.precision", what, "use float32") from None
+        message = f"the network does not train in {precision}: {problem}"
+        raise ConfigError("training.precision", message, "use float32") from None
 
 
 _MOST_LETTERS = 120

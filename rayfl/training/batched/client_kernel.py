@@ -457,8 +457,8 @@ def _squeeze(plane, size, channels, y):  # type: ignore[no-untyped-def]
 @jit(fastmath={"contract"})
 def _plane(layer, batch):  # type: ignore[no-untyped-def]
     """Sizes of the inputs of a BatchNorm behind a convolution."""
-    less = 2 * layer[PADDING] - layer[KERNEL] + 1
-    return norm_kernels.Plane(batch, layer[HEIGHT] + less, layer[WIDTH] + less, layer[OUTPUTS])
+    growth = 2 * layer[PADDING] - layer[KERNEL] + 1
+    return norm_kernels.Plane(batch, layer[HEIGHT] + growth, layer[WIDTH] + growth, layer[OUTPUTS])
 
 
 @jit(fastmath={"contract"})

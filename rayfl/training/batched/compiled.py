@@ -309,8 +309,8 @@ def _is_small(row: Sequence[int], window: int) -> bool:
     if row[kernel.KIND] not in (kernel.NORMED, kernel.PLAIN):
         return True
     size = row[kernel.CHANNELS] * row[kernel.KERNEL] ** 2
-    less = 2 * row[kernel.PADDING] - row[kernel.KERNEL] + 1
-    pixels, outputs = (row[kernel.HEIGHT] + less) * (row[kernel.WIDTH] + less), row[kernel.OUTPUTS]
+    growth = 2 * row[kernel.PADDING] - row[kernel.KERNEL] + 1
+    pixels, outputs = (row[kernel.HEIGHT] + growth) * (row[kernel.WIDTH] + growth), row[kernel.OUTPUTS]
     if row[kernel.KERNEL] == 1:
         return size * outputs * pixels <= _DENSE // 4
     return (size <= window and outputs <= _OUTPUTS) or size * outputs * pixels <= _DENSE
@@ -531,11 +531,11 @@ def _lay_out(
             if layer[kernel.KIND] != kernel.PLAIN:
                 winners += batch * int(layer[kernel.OUTPUT]) + LANES
             if layer[kernel.KIND] != kernel.CONVOLUTION:
-                lanes, less = -(-outputs // LANES) * LANES, 2 * padding - size + 1
-                plane = batch * (height + less) * (width + less) * lanes
+                lanes, growth = -(-outputs // LANES) * LANES, 2 * padding - size + 1
+                plane = batch * (height + growth) * (width + growth) * lanes
                 dplane = max(dplane, plane)
-                around = (height + size - 1) * (width + size - 1) * outputs
-                dpadded = max(dpadded, batch * around + LANES + 4 * outputs)
+                padded_plane = (height + size - 1) * (width + size - 1) * outputs
+                dpadded = max(dpadded, batch * padded_plane + LANES + 4 * outputs)
                 dinput = max(dinput, batch * height * width * -(-channels // LANES) * LANES)
                 if layer[kernel.KIND] == kernel.NORMED:
                     planes, statistics = planes + plane, statistics + 2 * lanes

@@ -331,9 +331,9 @@ def input_gradient(dy, weight, geometry, padded, dx):  # type: ignore[no-untyped
         for i in range(channels):
             for k in range(taps):
                 flipped[(i * outputs + o) * taps + k] = weight[(o * channels + i) * taps + taps - 1 - k]
-    less = 2 * padding - kernel + 1
+    growth = 2 * padding - kernel + 1
     dy_geometry = Geometry(
-        1, batch, outputs, height + less, width + less, channels, kernel, kernel - 1 - padding
+        1, batch, outputs, height + growth, width + growth, channels, kernel, kernel - 1 - padding
     )
     no_winners, zeros = np.empty(0, np.int32), np.zeros(channels, np.float32)
     forward(dy, flipped, zeros, dy_geometry, padded, dx, no_winners)

@@ -285,8 +285,8 @@ class _Notes(TorchFunctionMode):
         """The value of a tensor to which a layer is applied."""
         value = self._values.get(id(tensor))
         if value is None:
-            what = self._names.get(id(tensor), "something else than its samples")
-            raise Unsupported(f"it computes with {what} outside of a layer")
+            operand = self._names.get(id(tensor), "something else than its samples")
+            raise Unsupported(f"it computes with {operand} outside of a layer")
         if value.final:
             raise Unsupported("it computes with its outputs")
         if value.last:
@@ -610,10 +610,10 @@ class _Notes(TorchFunctionMode):
 
     def _channels(self, input: Tensor) -> _Value:
         """The value of samples ``(B, channels, ...)``."""
-        before = self._of(input)
-        if before.words:
+        value = self._of(input)
+        if value.words:
             raise Unsupported("a normalisation over the words of a text")
-        return before
+        return value
 
     def _image(self, input: Tensor) -> _Value:
         """The value of images ``(B, channels, height, width)``."""

@@ -191,7 +191,7 @@ class VmapNetwork(Network):
         if self._judge is None:
             self._judge = self.spec.build().to(y.device).eval()
         judge, term, clients = self._judge, guides.term, len(y)
-        others = [self._named(each[:clients]) for each in guides.models]
+        guide_models = [self._named(model[:clients]) for model in guides.models]
         with watching(self._module, guides.layer) as see_client, watching(judge, guides.layer) as see_guide:
 
             def loss(
@@ -204,15 +204,17 @@ class VmapNetwork(Network):
                 client_seen = see_client(outputs)
                 guides_seen = [
                     see_guide(
-                        forward(partial(functional_call, judge, each), x, self._precision, cached=False)
+                        forward(partial(functional_call, judge, model), x, self._precision, cached=False)
                     )
-                    for each in models
+                    for model in models
                 ]
                 plain = (self.spec.loss.each(outputs, y) * weights).sum()
                 return plain + (term(client_seen, guides_seen, y) * weights).sum(), (plain, new_buffers)
 
             step: Any = vmap(grad_and_value(loss, has_aux=True), in_dims=(0, 0, None, 0, 0, 0))
-            gradients, (_, (losses, new_buffers)) = step(values, buffers, self._current, others, given, y)
+            gradients, (_, (losses, new_buffers)) = step(
+                values, buffers, self._current, guide_models, given, y
+            )
         return gradients, losses, new_buffers
 
     def _named(self, models: torch.Tensor) -> Tensors:
@@ -393,9 +395,9 @@ class _WithoutPadding(TorchFunctionMode):
         mean = (x * counted).sum(dims) / count
         centred = (x - mean.view(channels)) * counted
         var = (centred * centred).sum(dims) / count
-        for running, new in ((running_mean, mean), (running_var, var * (count / (count - 1)))):
+        for running, statistic in ((running_mean, mean), (running_var, var * (count / (count - 1)))):
             if running is not None:
-                running.mul_(1 - momentum).add_(new.detach() * momentum)
+                running.mul_(1 - momentum).add_(statistic.detach() * momentum)
         y = centred * torch.rsqrt(var + eps).view(channels)
         y = y if weight is None else y * weight.view(channels)
         y = y if bias is None else y + bias.view(channels)
