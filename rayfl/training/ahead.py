@@ -61,12 +61,12 @@ def _compiler() -> str:
 def sound(path: Path) -> bool:
     """Whether the contents of a cache file (``.nbi``, ``.nbc``) match its digest."""
     try:
-        file = path.read_bytes()
+        content = path.read_bytes()
         if path.suffix == ".nbi":  # it begins with Numba's version, as a pickle, which is not loaded
-            file = file[1 + max(at or 0 for _, _, at in pickletools.genops(file)) :]
+            content = content[1 + max(position or 0 for _, _, position in pickletools.genops(content)) :]
     except Exception:  # the file is gone, or damaged: not a pickle
         return False
-    return hashlib.sha256(file[32:]).digest() == file[:32]
+    return hashlib.sha256(content[32:]).digest() == content[:32]
 
 
 def damaged(folder: Path) -> int:
@@ -88,10 +88,10 @@ def begin() -> bool:
     except OSError:
         return False
     command = [sys.executable, "-m", "rayfl.training.batched.compile_all"]
-    nothing = subprocess.DEVNULL
+    devnull = subprocess.DEVNULL
     try:
         child = subprocess.Popen(
-            command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+            command, stdin=devnull, stdout=devnull, stderr=devnull, start_new_session=True
         )
     except OSError:  # no memory or too many processes: the run compiles what it needs
         return False
@@ -105,8 +105,8 @@ def stamp() -> Path:
     Raises:
         OSError: if the kernels' source cannot be read.
     """
-    about = f"{sys.version}{_compiler()}{_cpu()}{sources()}"
-    digest = hashlib.sha256(about.encode())
+    environment = f"{sys.version}{_compiler()}{_cpu()}{sources()}"
+    digest = hashlib.sha256(environment.encode())
     return cache() / f"compiled-{digest.hexdigest()[:16]}"
 
 
@@ -116,5 +116,5 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return os.uname().machine
-    about = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(about)}))
+    prefixes = ("model name", "flags", "Features", "CPU part")
+    return "\n".join(sorted({line for line in lines if line.startswith(prefixes)}))

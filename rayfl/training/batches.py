@@ -77,16 +77,16 @@ class KeptSamples:
         """Inputs ``(n, ...)`` and targets of the samples ``ids`` ``(n,)``; read again if a network has
         changed them.
         """
-        name = ids.tobytes()
-        if name in self._found:
-            x, y, version = self._found[name]
+        key = ids.tobytes()
+        if key in self._found:
+            x, y, version = self._found[key]
             if x._version == version:
                 return x, y
         x, y = read(ids)
         size = x.nbytes + y.nbytes
-        if size <= self._left and name not in self._found:
+        if size <= self._left and key not in self._found:
             self._left -= size
-            self._found[name] = x, y, x._version
+            self._found[key] = x, y, x._version
         return x, y
 
 

@@ -142,13 +142,13 @@ def alike(function: Callable[..., NDArray[_T]], *arrays: Sequence[NDArray[np.flo
     lengths = list(map(len, arrays[0]))
     if len(set(lengths)) == 1:
         return list(function(*map(side_by_side, arrays)))
-    found: list[NDArray[_T]] = [np.empty(0)] * len(lengths)  # type: ignore[list-item]
+    results: list[NDArray[_T]] = [np.empty(0)] * len(lengths)  # type: ignore[list-item]
     for n in sorted(set(lengths)):
-        same = [client for client, length in enumerate(lengths) if length == n]
-        rows = function(*(side_by_side([each[client] for client in same]) for each in arrays))
-        for client, row in zip(same, rows, strict=True):
-            found[client] = row
-    return found
+        clients = [client for client, length in enumerate(lengths) if length == n]
+        rows = function(*(side_by_side([argument[client] for client in clients]) for argument in arrays))
+        for client, row in zip(clients, rows, strict=True):
+            results[client] = row
+    return results
 
 
 def side_by_side(arrays: Sequence[NDArray[_T]]) -> NDArray[_T]:
@@ -187,18 +187,18 @@ def visits(
     shapes = list(zip(map(len, orders), map(len, available), strict=True))
     if len(set(shapes)) == 1:
         return _visits(orders, available, batch_size, draws)
-    found: list[NDArray[np.intp]] = [np.empty((0, 0), np.intp)] * len(orders)
+    batches: list[NDArray[np.intp]] = [np.empty((0, 0), np.intp)] * len(orders)
     for shape in sorted(set(shapes)):
-        same = [client for client, own in enumerate(shapes) if own == shape]
+        clients = [client for client, own in enumerate(shapes) if own == shape]
         steps = _visits(
-            [orders[client] for client in same],
-            [available[client] for client in same],
+            [orders[client] for client in clients],
+            [available[client] for client in clients],
             batch_size,
-            [draws[client] for client in same],
+            [draws[client] for client in clients],
         )
-        for client, own in zip(same, steps, strict=True):
-            found[client] = own
-    return found
+        for client, own in zip(clients, steps, strict=True):
+            batches[client] = own
+    return batches
 
 
 def _visits(
@@ -209,10 +209,10 @@ def _visits(
 ) -> NDArray[np.intp]:
     """:func:`visits` of clients with equally many samples and steps, ``(B, T, min(b, n))``."""
     rows, paces = side_by_side(orders), np.concatenate(available)
-    most = rows.shape[1]
-    size = min(batch_size, most)
-    if ((paces < size) | (paces > most)).any():
-        raise ValueError(f"g(t) must lie between {size} and {most}")
+    samples = rows.shape[1]
+    size = min(batch_size, samples)
+    if ((paces < size) | (paces > samples)).any():
+        raise ValueError(f"g(t) must lie between {size} and {samples}")
     steps = len(available[0])
     ranks = _ranks(paces, size, draws).reshape(len(rows), steps * size)
     return np.take_along_axis(rows, ranks, 1).reshape(len(rows), steps, size)

@@ -140,8 +140,8 @@ def _check_reduced(spec: ModelSpec, precision: Precision) -> None:
     try:
         _train(LoopEngine(spec, batches, 0, precision=precision), work, 0)
     except Unsupported as problem:
-        what = f"the network does not train in {precision}: {problem}"
-        raise ConfigError("training.precision", what, "use float32") from None
+        message = f"the network does not train in {precision}: {problem}"
+        raise ConfigError("training.precision", message, "use float32") from None
 
 
 _MOST_LETTERS = 120
@@ -243,10 +243,10 @@ def _guided_gap(spec: ModelSpec, precision: Precision, device: torch.device) -> 
         gaps = own.features - others[0].features, own.outputs - others[0].outputs
         return sum((0.1 * gap.flatten(1).square().mean(1) for gap in gaps), own.features.new_zeros(()))
 
-    other = torch.from_numpy(spec.initial(index=1)).to(device).expand(2, -1)
+    guide = torch.from_numpy(spec.initial(index=1)).to(device).expand(2, -1)
     work, gaps = LocalWork(epochs=1, batch_size=3, lr=1e-2), [math.inf]
     for seed in range(TRIALS):
-        batches, terms = _example(spec, device, seed), Terms(guides=Guides((other,), pull))
+        batches, terms = _example(spec, device, seed), Terms(guides=Guides((guide,), pull))
         engine = VmapEngine(spec, batches, 0, least=1, precision=precision)
         expected = _train(LoopEngine(spec, batches, 0, precision=precision), work, 0, terms)
         gaps.append(_gap(_train(engine, work, 0, terms), expected, spec))
@@ -258,10 +258,10 @@ def _guided_gap(spec: ModelSpec, precision: Precision, device: torch.device) -> 
 def _problem(gap: Callable[[], float], other: str) -> str:
     """Describe what is wrong with the outcome of a trial; empty if nothing is."""
     try:
-        found = gap()
+        distance = gap()
     except Exception as error:  # CUDA, its libraries and torch.func fail in their own ways
         return f"{type(error).__name__}: {error}".split("\n")[0]
-    return "" if found <= TOLERANCE else f"{found:.0e} away from {other} in a trial"
+    return "" if distance <= TOLERANCE else f"{distance:.0e} away from {other} in a trial"
 
 
 def _example(spec: ModelSpec, device: torch.device, seed: int = 0) -> Batches:
@@ -290,10 +290,10 @@ def _begin(spec: ModelSpec) -> torch.Tensor:
 def _train(engine: Engine, work: LocalWork, round: int, terms: Terms = NO_TERMS) -> torch.Tensor:
     """Models of two clients ``(2, P)`` after training on five and two of the samples."""
     start = _begin(engine.spec).to(engine.batches.device).expand(2, -1)
-    end = engine.train(work, round, [0, 1], [np.arange(5), np.arange(5, 7)], start, terms)
-    if end.failures:
-        raise Unsupported(next(iter(end.failures.values())).strip().splitlines()[-1])
-    return end.rows
+    result = engine.train(work, round, [0, 1], [np.arange(5), np.arange(5, 7)], start, terms)
+    if result.failures:
+        raise Unsupported(next(iter(result.failures.values())).strip().splitlines()[-1])
+    return result.rows
 
 
 def _gap(one: torch.Tensor, other: torch.Tensor, spec: ModelSpec) -> float:
@@ -339,17 +339,17 @@ def _trial(
         engine = make(spec, batches, 0, precision=precision)
         if isinstance(engine, VmapEngine) and engine.least < math.inf:
             engine.least = 1  # so that two clients train together, as many would
-        found = [_train(engine, work, 0)]
+        results = [_train(engine, work, 0)]
         apart = sorted((engine.apart if isinstance(engine, VmapEngine) else None) or ())
         if isinstance(engine, BatchedEngine) and engine.compiled is not None:
             engine.compiled = None  # for some work it trains layer by layer: try that, too
-            found.append(_train(engine, work, 0))
+            results.append(_train(engine, work, 0))
         del engine  # before another one is built: models may be large
         expected, allowed = _train(LoopEngine(spec, batches, 0), work, 0), 0.0
         if precision != "float32":
             loop = LoopEngine(spec, batches, 0, precision=precision)
             allowed = COARSER * _gap(_train(loop, work, 0), expected, spec)
-        gaps.append(float(np.max([_gap(each, expected, spec) for each in found])) - allowed)
+        gaps.append(float(np.max([_gap(result, expected, spec) for result in results])) - allowed)
         if gaps[-1] <= TOLERANCE:
             break
     return float(np.nanmin(gaps)), apart
@@ -358,8 +358,8 @@ def _trial(
 def _first_layer(spec: ModelSpec) -> list[list[tuple[int, int]]]:
     """A list with the first layer's part of the vector; empty if it holds all parameters, or none."""
     part = spec.segment(first=1) if spec.layers else []
-    held = sum(min(b, spec.n_parameters) - a for a, b in part if a < spec.n_parameters)
-    return [part] if 0 < held < spec.n_parameters else []
+    parameters = sum(min(b, spec.n_parameters) - a for a, b in part if a < spec.n_parameters)
+    return [part] if 0 < parameters < spec.n_parameters else []
 
 
 def try_recording(
@@ -393,8 +393,8 @@ def try_recording(
         for round in range(2):
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # the engine warns if it stops recording half-way
-                end = _train(recorded, work, round, terms)
-            gaps.append(_gap(end, _train(ordinary, work, round, terms), spec))
+                models = _train(recorded, work, round, terms)
+            gaps.append(_gap(models, _train(ordinary, work, round, terms), spec))
         if not (recorded.recorded and recorded.recorded.replays):
             raise Unsupported("no step was replayed")
     return float(np.max(gaps))  # NaN if one is

@@ -101,9 +101,9 @@ def watching(module: nn.Module, layer: str) -> Iterator[Callable[[torch.Tensor],
 
 
 def _layer(module: nn.Module, name: str) -> nn.Module:
-    named: dict[str, nn.Module] = dict(module.named_modules())
+    parts: dict[str, nn.Module] = dict(module.named_modules())
     if not name:
-        return [part for part in named.values() if next(part.parameters(recurse=False), None) is not None][-1]
-    if name not in named:
-        raise ConfigError("local", f"the network has no layer {name!r}", nearest(name, list(named)))
-    return named[name]
+        return [part for part in parts.values() if next(part.parameters(recurse=False), None) is not None][-1]
+    if name not in parts:
+        raise ConfigError("local", f"the network has no layer {name!r}", nearest(name, list(parts)))
+    return parts[name]

@@ -168,13 +168,13 @@ class LoopEngine:
         masks = None if own.mask is None else self._like(parameters, own.mask)
         _hold_at_zero(parameters, masks)
         frozen = self.spec.frozen(work.frozen)
-        moving = [name not in frozen for name in self.spec.names[: len(parameters)]]
-        trained = list(compress(parameters, moving))
-        offsets = None if offsets is None else list(compress(offsets, moving))
+        trainable = [name not in frozen for name in self.spec.names[: len(parameters)]]
+        trained = list(compress(parameters, trainable))
+        offsets = None if offsets is None else list(compress(offsets, trainable))
         anchor = _copies(trained) if work.proximal else None
         velocity: list[torch.Tensor | None] = [None] * len(trained)
-        total, seen = torch.zeros((), dtype=torch.float64, device=x.device), 0
-        snapshot_step, kept = work.snapshot_step(len(indices), len(plan)), None
+        total, samples = torch.zeros((), dtype=torch.float64, device=x.device), 0
+        snapshot_step, snapshot_model = work.snapshot_step(len(indices), len(plan)), None
 
         def descent(positions: NDArray[np.intp]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
             batch = torch.from_numpy(positions).to(x.device)
@@ -183,9 +183,9 @@ class LoopEngine:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             outputs = forward(module, inputs, self._precision)
             loss = self.spec.loss.mean(outputs, y[batch])
-            whole = loss if compare is None else loss + compare(outputs, inputs, y[batch]).mean()
+            objective = loss if compare is None else loss + compare(outputs, inputs, y[batch]).mean()
             # A parameter that the network does not use has a gradient of zero.
-            return loss.detach(), torch.autograd.grad(whole, trained, materialize_grads=True)
+            return loss.detach(), torch.autograd.grad(objective, trained, materialize_grads=True)
 
         with self._comparing(own.guides) as compare:
             for step, batches in enumerate(plan):
@@ -201,16 +201,16 @@ class LoopEngine:
                 sgd_step(trained, gradients, velocity, work, work.rate(step), anchor, offsets)
                 _hold_at_zero(parameters, masks)
                 total += loss * len(batches[-1])
-                seen += len(batches[-1])
+                samples += len(batches[-1])
                 if step + 1 == snapshot_step:
-                    kept = torch.from_numpy(self.spec.flatten(module))
-        mean = float(total) / max(1, seen)
-        numbers = (*parameters, *(b for name, b in module.named_buffers() if name not in self._rest))
-        norms = torch.stack([torch.linalg.vector_norm(t.detach()) for t in numbers])
+                    snapshot_model = torch.from_numpy(self.spec.flatten(module))
+        mean = float(total) / max(1, samples)
+        tensors = (*parameters, *(b for name, b in module.named_buffers() if name not in self._rest))
+        norms = torch.stack([torch.linalg.vector_norm(t.detach()) for t in tensors])
         check_diverged(mean, float(torch.linalg.vector_norm(norms.double())))
         self.spec.store(module, vector)
-        if snapshot is not None and kept is not None:
-            snapshot.copy_(kept)
+        if snapshot is not None and snapshot_model is not None:
+            snapshot.copy_(snapshot_model)
         return mean
 
     @contextlib.contextmanager
@@ -224,15 +224,15 @@ class LoopEngine:
         if self._judge is None:
             self._judge = self.spec.build().to(next(self.module.parameters())).eval()
         judge, term, like = self._judge, guides.term, next(self.module.parameters())
-        values = [self.spec.to_state_dict(each) for each in guides.models]
-        networks = [partial(functional_call, judge, {n: t.to(like) for n, t in v.items()}) for v in values]
-        with watching(self.module, guides.layer) as own, watching(judge, guides.layer) as others:
+        states = [self.spec.to_state_dict(each) for each in guides.models]
+        networks = [partial(functional_call, judge, {n: t.to(like) for n, t in v.items()}) for v in states]
+        with watching(self.module, guides.layer) as see_client, watching(judge, guides.layer) as see_guide:
 
             def compare(outputs: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-                mine = own(outputs)
+                client_seen = see_client(outputs)
                 with torch.no_grad():
-                    theirs = [others(forward(_on(each), x, self._precision)) for each in networks]
-                return term(mine, theirs, y)
+                    guides_seen = [see_guide(forward(_on(each), x, self._precision)) for each in networks]
+                return term(client_seen, guides_seen, y)
 
             yield compare
 
@@ -269,7 +269,7 @@ def _steps(work: LocalWork, order: NDArray[np.intp], visits: Visits | None) -> l
     """The batches of every local step, one or (Per-FedAvg) two, from shuffled epochs ``(E, n)`` or visits."""
     if visits is None:
         n, size = order.shape[1], work.batch_size
-        epochs = [[epoch[at : at + size] for at in range(0, n, size)] for epoch in order]
+        epochs = [[epoch[begin : begin + size] for begin in range(0, n, size)] for epoch in order]
     else:
         check_visits(visits, order.shape[1])
         epochs = [list(visits)]

@@ -58,9 +58,9 @@ def check_device(precision: Precision, device: torch.device) -> None:
         return
     # PyTorch emulates bfloat16 on older GPUs, which takes longer than float32.
     if not torch.cuda.is_bf16_supported(including_emulation=False):
-        what = f"{torch.cuda.get_device_name(device)} does not compute in bf16"
+        message = f"{torch.cuda.get_device_name(device)} does not compute in bf16"
         raise ConfigError(
-            "training.precision", what, "use float32, or a GPU of compute capability 8.0 or higher"
+            "training.precision", message, "use float32, or a GPU of compute capability 8.0 or higher"
         )
 
 

@@ -100,30 +100,30 @@ class Trained:
             return means
         self.forward.load(model)
         outputs, targets = [], []
-        for some in pieces(offsets[1:], clients, self.batches.at_once(_AT_ONCE)):
-            inputs, wanted = self.batches.train(values[offsets[some.start] : offsets[some.stop]])
+        for piece in pieces(offsets[1:], clients, self.batches.at_once(_AT_ONCE)):
+            inputs, target = self.batches.train(values[offsets[piece.start] : offsets[piece.stop]])
             outputs.append(self._outputs(inputs))
-            targets.append(wanted)
-        found, right = torch.cat(outputs).double(), torch.cat(targets)
+            targets.append(target)
+        predicted, expected = torch.cat(outputs).double(), torch.cat(targets)
         if len(sizes) == 1:
-            means[0] = float(loss.mean(found, right))
-        elif found.dim() == 2:
-            each = loss.each(found, right).cpu().numpy()
-            sums = np.bincount(np.repeat(np.arange(len(sizes)), sizes), each, len(sizes))
+            means[0] = float(loss.mean(predicted, expected))
+        elif predicted.dim() == 2:
+            sample_losses = loss.each(predicted, expected).cpu().numpy()
+            sums = np.bincount(np.repeat(np.arange(len(sizes)), sizes), sample_losses, len(sizes))
             np.divide(sums, sizes, out=means, where=sizes > 0)
         else:  # texts: not every word has a target, and the loss averages over those that have
             ends = np.cumsum(sizes).tolist()
             for place, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
                 if end > begin:
-                    means[place] = float(loss.mean(found[begin:end], right[begin:end]))
+                    means[place] = float(loss.mean(predicted[begin:end], expected[begin:end]))
         return means
 
     def _outputs(self, inputs: torch.Tensor) -> torch.Tensor:
         """The outputs of the loaded model on inputs ``(n, ...)``."""
         import torch
 
-        most = self.batches.at_once(_AT_ONCE)
-        parts = [self.forward(inputs[k : k + most]) for k in range(0, len(inputs), most)]
+        size = self.batches.at_once(_AT_ONCE)
+        parts = [self.forward(inputs[k : k + size]) for k in range(0, len(inputs), size)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -177,10 +177,10 @@ class UpdateLengths(ClientReport):
 
         rows, start, spec = trained.rows, trained.start, trained.spec
         # A few clients at a time, so that intermediate results fit in the cache.
-        few = max(1, len(rows) if rows.is_cuda else _CACHED // max(1, spec.P))
+        group = max(1, len(rows) if rows.is_cuda else _CACHED // max(1, spec.P))
         lengths = [
-            updates_of(rows[k : k + few], start[k : k + few], spec).double().norm(dim=1)
-            for k in range(0, len(rows), few)
+            updates_of(rows[k : k + group], start[k : k + group], spec).double().norm(dim=1)
+            for k in range(0, len(rows), group)
         ]
         return np.asarray(torch.cat(lengths).cpu().numpy())
 
@@ -203,12 +203,12 @@ class Predictions(ClientReport):
         import torch
 
         assert self.inputs is not None
-        found = []
+        predictions = []
         for row in trained.rows:
             x = trained.batches.inputs(self.inputs)  # a new copy: a network may change its input
             probabilities = torch.softmax(trained.outputs(row, x), dim=1).movedim(1, -1)
-            found.append(probabilities.flatten(0, -2).cpu().numpy())
-        return prediction_rows(np.stack(found), self.data.one_hot)
+            predictions.append(probabilities.flatten(0, -2).cpu().numpy())
+        return prediction_rows(np.stack(predictions), self.data.one_hot)
 
 
 def prediction_rows(probabilities: NDArray[np.floating], one_hot: bool = False) -> NDArray[np.float32]:

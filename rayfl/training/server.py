@@ -114,7 +114,7 @@ def train_model(
     at = AtServer(spec, module, batches, job.model, job.clients, job.weights, job.reports, job.round, seed)
     with seeded(key(seed, "server training", job.round, job.model)):
         training.train(at)
-    found = spec.flatten(module)
-    if not np.isfinite(found).all():
+    vector = spec.flatten(module)
+    if not np.isfinite(vector).all():
         raise FloatingPointError(f"{type(training).__name__}.train: the model is not finite any more")
-    return found
+    return vector

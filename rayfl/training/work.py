@@ -133,8 +133,8 @@ class Terms:
         Raises:
             ValueError: if a shape does not fit.
         """
-        others = () if self.guides is None else self.guides.models
-        for name, values in (("offset", self.offset), ("mask", self.mask), *(("guides", m) for m in others)):
+        guides = () if self.guides is None else self.guides.models
+        for name, values in (("offset", self.offset), ("mask", self.mask), *(("guides", m) for m in guides)):
             if values is not None and values.shape != start.shape:
                 raise ValueError(
                     f"{name}: a tensor {tuple(start.shape)} is needed, not {tuple(values.shape)}"
@@ -178,10 +178,10 @@ def gather(vector: torch.Tensor, segments: Segments) -> torch.Tensor:
 
 def scatter_(vector: torch.Tensor, segments: Segments, values: torch.Tensor) -> None:
     """Put ``values`` ``(..., S)`` into the ``segments`` of ``vector`` ``(..., P)``, in place."""
-    at = 0
+    start = 0
     for a, b in segments:
-        vector[..., a:b] = values[..., at : at + b - a]
-        at += b - a
+        vector[..., a:b] = values[..., start : start + b - a]
+        start += b - a
 
 
 def length(segments: Segments) -> int:
@@ -219,9 +219,9 @@ def check_diverged(loss: float, length: float) -> None:
     Raises:
         FloatingPointError: if the client has diverged.
     """
-    for what, value in (("training loss", loss), ("length of the trained model", length)):
+    for quantity, value in (("training loss", loss), ("length of the trained model", length)):
         if not value <= DIVERGED:  # NaN is not
-            raise FloatingPointError(f"the {what} is {value:.3g}; a smaller training.lr may help")
+            raise FloatingPointError(f"the {quantity} is {value:.3g}; a smaller training.lr may help")
 
 
 def check_visits(visits: Visits, samples: int) -> None:
@@ -234,8 +234,8 @@ def check_visits(visits: Visits, samples: int) -> None:
     Raises:
         IndexError: if a position is not below ``samples``, or a batch is empty.
     """
-    whole = isinstance(visits, np.ndarray) and visits.size > 0
-    for batch in [np.ravel(visits)] if whole else visits:
+    is_array = isinstance(visits, np.ndarray) and visits.size > 0
+    for batch in [np.ravel(visits)] if is_array else visits:
         if len(batch) == 0:
             raise IndexError("visits: a batch without samples")
         if batch.min() < 0 or batch.max() >= samples:

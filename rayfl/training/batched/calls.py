@@ -16,8 +16,8 @@ CUDA_BYTES = 1 << 29
 def clients_in_a_call(parameters: int, device: str = "cpu") -> int:
     """How many clients train in one call, by the number of parameters of the model."""
     size = 4 * max(1, parameters)
-    least, together = max(1, min(8, MEMORY_BYTES // size)), CUDA_BYTES if device == "cuda" else CACHE_BYTES
-    return max(least, min(256, together // size))
+    least, budget = max(1, min(8, MEMORY_BYTES // size)), CUDA_BYTES if device == "cuda" else CACHE_BYTES
+    return max(least, min(256, budget // size))
 
 
 def clients_in_the_cache(parameters: int, vectors: float) -> int:

@@ -174,17 +174,17 @@ def train(  # type: ignore[no-untyped-def]
     clients, size = models.shape
     layers = len(network)
     passes = 2 if len(ahead) else 1
-    most = places.shape[2]
-    labels, shares, loss = np.empty(most, np.int64), np.empty(most, np.float32), np.empty(1, np.float32)
-    nothing, no_mask = np.empty(0, np.float32), np.empty(0, np.uint8)
+    width = places.shape[2]
+    labels, shares, loss = np.empty(width, np.int64), np.empty(width, np.float32), np.empty(1, np.float32)
+    empty, no_mask = np.empty(0, np.float32), np.empty(0, np.uint8)
     last = network[layers - 1]
     classes, logits_at = last[OUTPUT], last[TO]
     drawn, lowest = _drawn(network), _lowest(network)
     for c in range(clients):
-        used = 0
+        draws_used = 0
         w = models[c]
-        target = nothing if len(targets) == 0 else targets[c if len(targets) > 1 else 0]
-        offset = nothing if len(offsets) == 0 else offsets[c]
+        target = empty if len(targets) == 0 else targets[c if len(targets) > 1 else 0]
+        offset = empty if len(offsets) == 0 else offsets[c]
         mask = no_mask if len(masks) == 0 else masks[c]
         if len(mask):
             for k in range(size):
@@ -196,49 +196,51 @@ def train(  # type: ignore[no-untyped-def]
             if batch == 0:
                 break
             looks_ahead = passes == 2 and t % 2 == 0
-            at = ahead if passes == 2 and not looks_ahead else w  # where the gradient is taken
+            point = ahead if passes == 2 and not looks_ahead else w  # where the gradient is taken
             for b in range(batch):
                 place = places[t, c, b]
                 labels[b], shares[b] = y[place], np.float32(1) / np.float32(batch)
                 _read(x[place], first.channels, first.pixels, acts[network[0, FROM] + b * network[0, SIZE] :])
 
-            kept_now = draws
+            pass_draws = draws
             if draws is not None:
-                kept_now = draws[used : used + batch * drawn]
-                used += batch * drawn
-            _forward(network, numbers, batch, at, w, kept_now, memory)
-            end = logits_at + batch * classes
+                pass_draws = draws[draws_used : draws_used + batch * drawn]
+                draws_used += batch * drawn
+            _forward(network, numbers, batch, point, w, pass_draws, memory)
+            logits_end = logits_at + batch * classes
             cross_entropy(
-                acts[logits_at:end].reshape((1, batch, classes)),
+                acts[logits_at:logits_end].reshape((1, batch, classes)),
                 labels[:batch].reshape((1, batch)),
                 shares[:batch].reshape((1, batch)),
                 loss,
-                grads[logits_at:end].reshape((1, batch, classes)),
+                grads[logits_at:logits_end].reshape((1, batch, classes)),
             )
 
             terms = Step(w, velocity, target, offset, mask, sgd.momentum, sgd.decay, rates[t // passes])
             if looks_ahead:
                 ahead[:] = w
-                terms = Step(ahead, nothing, nothing, nothing, mask, _ZERO, _ZERO, sgd.alpha)
+                terms = Step(ahead, empty, empty, empty, mask, _ZERO, _ZERO, sgd.alpha)
             else:
                 losses[c] += np.float64(loss[0]) * batch
             for number in range(layers - 1, -1, -1):
                 layer = network[number]
                 kind = layer[KIND]
                 if kind == CONVOLUTION:
-                    _back_from_winners(layer, batch, number > lowest, at, memory, terms)
+                    _back_from_winners(layer, batch, number > lowest, point, memory, terms)
                 elif kind == LINEAR:
-                    _back_through_product(layer, batch, number > lowest, at, acts, grads, memory.dbias, terms)
+                    _back_through_product(
+                        layer, batch, number > lowest, point, acts, grads, memory.dbias, terms
+                    )
                 elif kind == FLATTEN:
                     if number > lowest:
                         _swap(layer, batch, grads, False)
-                elif kept_now is not None:
+                elif pass_draws is not None:
                     if kind in (NORMED, PLAIN):
-                        _back_alone(layer, numbers[number], batch, number > lowest, at, memory, terms)
+                        _back_alone(layer, numbers[number], batch, number > lowest, point, memory, terms)
                     elif kind in (BATCH_NORM, GROUP_NORM):
-                        _back_through_norm(layer, numbers[number], batch, at, memory, terms)
+                        _back_through_norm(layer, numbers[number], batch, point, memory, terms)
                     elif number > lowest:
-                        _back(layer, numbers[number], batch, kept_now, memory)
+                        _back(layer, numbers[number], batch, pass_draws, memory)
             if not looks_ahead and keep_after[c] == t // passes + 1:
                 kept[c] = w
 
@@ -266,8 +268,8 @@ def outputs(network, numbers, w, first, x, most, draws, memory, logits):  # type
             _read(x[begin + b], first.channels, first.pixels, inputs)
         _forward(network, numbers, batch, w, w, draws, memory)
         for b in range(batch):
-            at = logits_at + b * classes
-            logits[begin + b] = memory.acts[at : at + classes]
+            logits_begin = logits_at + b * classes
+            logits[begin + b] = memory.acts[logits_begin : logits_begin + classes]
 
 
 @jit(fastmath={"contract"})
@@ -369,8 +371,8 @@ def _drop(layer, scale, batch, draws, x, y):  # type: ignore[no-untyped-def]
         first = batch * layer[DROPPED] + b * size
         for i in range(channels):
             for k in range(pixels):
-                at = b * size + k * channels + i
-                y[at] = x[at] * (scale * np.float32(draws[first + i * pixels + k]))
+                place = b * size + k * channels + i
+                y[place] = x[place] * (scale * np.float32(draws[first + i * pixels + k]))
 
 
 @jit(fastmath={"contract"})
@@ -455,16 +457,16 @@ def _squeeze(plane, size, channels, y):  # type: ignore[no-untyped-def]
 @jit(fastmath={"contract"})
 def _plane(layer, batch):  # type: ignore[no-untyped-def]
     """Sizes of the inputs of a BatchNorm behind a convolution."""
-    less = 2 * layer[PADDING] - layer[KERNEL] + 1
-    return norm_kernels.Plane(batch, layer[HEIGHT] + less, layer[WIDTH] + less, layer[OUTPUTS])
+    growth = 2 * layer[PADDING] - layer[KERNEL] + 1
+    return norm_kernels.Plane(batch, layer[HEIGHT] + growth, layer[WIDTH] + growth, layer[OUTPUTS])
 
 
 @jit(fastmath={"contract"})
 def _statistics(layer, groups, memory):  # type: ignore[no-untyped-def]
     """Mean and variance of each channel: one set; for a GroupNorm ``groups`` sets, one for each sample."""
     lanes = (layer[OUTPUTS] + LANES - 1) // LANES * LANES * groups
-    at = layer[STATISTICS]
-    return memory.statistics[at : at + lanes], memory.statistics[at + lanes : at + 2 * lanes]
+    begin = layer[STATISTICS]
+    return memory.statistics[begin : begin + lanes], memory.statistics[begin + lanes : begin + 2 * lanes]
 
 
 @jit(fastmath={"contract"})
@@ -539,7 +541,7 @@ def _back_through_norm(layer, numbers, batch, w, memory, terms):  # type: ignore
 @jit(fastmath={"contract"})
 def _multiply(layer, batch, w, acts, zeros):  # type: ignore[no-untyped-def]
     """Forward through a linear layer, and the ReLU after it."""
-    size, outputs, at = layer[SIZE], layer[OUTPUT], layer[TO]
+    size, outputs, to = layer[SIZE], layer[OUTPUT], layer[TO]
     if layer[BIAS] < 0:
         zeros[:outputs] = _ZERO
     bias = zeros[:outputs] if layer[BIAS] < 0 else w[layer[BIAS] : layer[BIAS] + outputs]
@@ -547,10 +549,10 @@ def _multiply(layer, batch, w, acts, zeros):  # type: ignore[no-untyped-def]
         acts[layer[FROM] : layer[FROM] + batch * size].reshape((1, batch, size)),
         w[layer[WEIGHT] : layer[WEIGHT] + outputs * size].reshape((1, outputs, size)),
         bias.reshape((1, outputs)),
-        acts[at : at + batch * outputs].reshape((1, batch, outputs)),
+        acts[to : to + batch * outputs].reshape((1, batch, outputs)),
     )
     if layer[RELU]:
-        y = acts[at : at + batch * outputs]
+        y = acts[to : to + batch * outputs]
         for k in range(batch * outputs):
             y[k] = _ZERO if y[k] < 0 else y[k]
 
@@ -558,8 +560,8 @@ def _multiply(layer, batch, w, acts, zeros):  # type: ignore[no-untyped-def]
 @jit(fastmath={"contract"})
 def _weights(layer, w):  # type: ignore[no-untyped-def]
     """The weights of a convolution, flat."""
-    many = layer[OUTPUTS] * layer[CHANNELS] * layer[KERNEL] * layer[KERNEL]
-    return w[layer[WEIGHT] : layer[WEIGHT] + many]
+    count = layer[OUTPUTS] * layer[CHANNELS] * layer[KERNEL] * layer[KERNEL]
+    return w[layer[WEIGHT] : layer[WEIGHT] + count]
 
 
 @jit(fastmath={"contract"})

@@ -34,11 +34,11 @@ def compile_all() -> None:
     x, w, y = np.ones((1, 1, 2), f32), np.ones((1, 3, 2), f32), np.ones((1, 1, 3), f32)
     one = f32(1)
     geometry = conv_kernels.Geometry(1, 1, 1, 4, 4, 1, 3, 0)
-    samples, kernel, bias, room = np.ones(16, f32), np.ones(9, f32), np.ones(1, f32), np.ones(64, f32)
+    samples, kernel, bias, padded = np.ones(16, f32), np.ones(9, f32), np.ones(1, f32), np.ones(64, f32)
     pooled, winner = np.ones(1 + LANES, f32), np.zeros(1 + LANES, np.int32)
 
     linear_kernels.weighted_sum(np.ones(1), x[0], np.zeros(2))
-    conv_kernels.forward(samples, kernel, bias, geometry, room, pooled, winner)
+    conv_kernels.forward(samples, kernel, bias, geometry, padded, pooled, winner)
     linear_kernels.forward(x, w, y[0], y)
     loss_kernel.cross_entropy(y, np.zeros((1, 1), np.int64), np.ones((1, 1), f32), np.ones(1, f32), y.copy())
     for target, offset, mask in _TERMS:
@@ -48,7 +48,7 @@ def compile_all() -> None:
             np.ones(w.shape, np.uint8) if mask else None,
         )  # fmt: skip
     conv_kernels.backward(
-        pooled, winner, room, kernel, geometry, kernel.copy(), bias.copy(), room.copy(), True, True
+        pooled, winner, padded, kernel, geometry, kernel.copy(), bias.copy(), padded.copy(), True, True
     )
     gates, state = np.ones((1, 2, 1, 4), f32), np.ones((1, 2, 1, 1), f32)
     lstm_kernel.forward(gates, np.ones((1, 4, 1), f32), state, state.copy(), state.copy())

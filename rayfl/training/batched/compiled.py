@@ -92,51 +92,51 @@ class CompiledTraining:
         x, y = samples
         clients, batch = plan.places.shape[1:]
         network, memory = self._prepare(int(batch), bool(work.momentum), bool(work.inner_lr))
-        nothing = np.empty((0, self.spec.P), np.float32)
+        empty = np.empty((0, self.spec.P), np.float32)
         decay, mask = work.weight_decay + work.proximal, terms.mask
         masks = np.empty((0, self.spec.P), np.uint8)
         if mask is not None:
             masks = (mask != 0).to(torch.uint8).numpy()
             masks[:, self.spec.n_parameters :] = 1  # running statistics are not masked
-        targets = nothing
+        targets = empty
         if work.proximal:
             # lambda w + mu (w - w_start) = (lambda + mu) (w - target)
             start = models[:1] if alike and mask is None else models
             target = start * (work.proximal / decay)
             targets = (target if mask is None else target * (mask != 0)).numpy()
-        kept = torch.empty((clients, self.spec.P) if work.snapshot_epoch else (0, self.spec.P))
+        snapshots = torch.empty((clients, self.spec.P) if work.snapshot_epoch else (0, self.spec.P))
         losses = np.empty(clients)
         size = self._layers[0][kernel.SIZE]
         if math.prod(x.shape[1:]) != size:
             raise ValueError(f"samples of {math.prod(x.shape[1:])} numbers; the network takes {size}")
         classes = self._layers[-1][kernel.OUTPUT]
         if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
-            found = f"{int(y.min())} to {int(y.max())}"
-            raise ValueError(f"labels from {found}; the network has {classes} outputs")
-        offsets = nothing if terms.offset is None else terms.offset.contiguous().numpy()
+            label_range = f"{int(y.min())} to {int(y.max())}"
+            raise ValueError(f"labels from {label_range}; the network has {classes} outputs")
+        offsets = empty if terms.offset is None else terms.offset.contiguous().numpy()
         rates = [work.rate(step) for step in range(plan.passes // work.batches_a_step)]
-        for some, draws in self._parts(plan, generators):
+        for chunk, draws in self._parts(plan, generators):
             kernel.train(
                 network,
                 self._numbers,
-                models[some].numpy(),
+                models[chunk].numpy(),
                 self._images,
-                targets if len(targets) == 1 else targets[some],
-                offsets[some],
-                masks[some],
+                targets if len(targets) == 1 else targets[chunk],
+                offsets[chunk],
+                masks[chunk],
                 kernel.Rule(*map(np.float32, (work.momentum, decay, work.inner_lr))),
                 x.view(len(x), size).numpy(),
                 y.numpy(),
-                np.ascontiguousarray(plan.places[:, some]),
-                np.ascontiguousarray(plan.counts[:, some]),
+                np.ascontiguousarray(plan.places[:, chunk]),
+                np.ascontiguousarray(plan.counts[:, chunk]),
                 np.array(rates, np.float32),
-                plan.snapshots[some],
-                kept[some].numpy(),
+                plan.snapshots[chunk],
+                snapshots[chunk].numpy(),
                 draws,
                 memory,
-                losses[some],
+                losses[chunk],
             )
-        return losses / np.maximum(1, plan.seen), kept
+        return losses / np.maximum(1, plan.seen), snapshots
 
     def _parts(
         self, plan: StepPlan, generators: Sequence[torch.Generator]
@@ -151,24 +151,24 @@ class CompiledTraining:
 
     def _draw(self, counts: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.uint8]:
         """The dropout mask that the plain loop would draw for a client's passes over ``counts`` samples."""
-        found = np.empty(counts.sum() * sum(size for size, _ in self._dropouts), np.uint8)
-        room = torch.empty(int(counts.max(initial=0)) * max(size for size, _ in self._dropouts))
-        at = 0
+        mask = np.empty(counts.sum() * sum(size for size, _ in self._dropouts), np.uint8)
+        scratch = torch.empty(int(counts.max(initial=0)) * max(size for size, _ in self._dropouts))
+        begin = 0
         for count in counts[counts > 0].tolist():
             for size, p in self._dropouts:
-                many = count * size
-                found[at : at + many] = room[:many].bernoulli_(1 - p, generator=generator).numpy()
-                at += many
-        return found
+                length = count * size
+                mask[begin : begin + length] = scratch[:length].bernoulli_(1 - p, generator=generator).numpy()
+                begin += length
+        return mask
 
     def _prepare(self, batch: int, moves: bool, looks_ahead: bool) -> tuple[NDArray[np.int64], Memory]:
         """The network's table, and memory for ``batch`` samples or more; it grows with the longest batch."""
-        known, found = self._memory.get((moves, looks_ahead), (0, None))
-        if found is None or known < batch:
+        capacity, prepared = self._memory.get((moves, looks_ahead), (0, None))
+        if prepared is None or capacity < batch:
             velocity, ahead = (self.spec.P if needed else 0 for needed in (moves, looks_ahead))
-            found = _lay_out(self._layers, batch, velocity, ahead)
-            self._memory[moves, looks_ahead] = batch, found
-        return found
+            prepared = _lay_out(self._layers, batch, velocity, ahead)
+            self._memory[moves, looks_ahead] = batch, prepared
+        return prepared
 
 
 _WINDOW, _WINDOW_OF_TESTS, _OUTPUTS, _DENSE = 216, 640, 64, 1 << 20
@@ -231,8 +231,8 @@ class CompiledForward:
 
     def covers(self, x: torch.Tensor) -> bool:
         """Whether it supports these samples ``(n, ...)``, and is faster than the library."""
-        takes = x.shape[1:] == self.spec.shape and x.dtype == torch.float32
-        return takes and (self._always or len(x) <= THIN)
+        fits = x.shape[1:] == self.spec.shape and x.dtype == torch.float32
+        return fits and (self._always or len(x) <= THIN)
 
     def outputs(self, model: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Logits ``(n, classes)`` of a model ``(P,)``."""
@@ -281,16 +281,16 @@ class _Fold:
         weights = outputs * row[kernel.CHANNELS] * row[kernel.KERNEL] ** 2
         weight, bias = row[kernel.WEIGHT], row[kernel.BIAS]
         of_norm = row[kernel.GAMMA : kernel.PLANE]
-        gamma, beta, mean, variance = (slice(at, at + outputs) for at in of_norm)
-        known = None if bias < 0 else slice(bias, bias + outputs)
-        return cls(slice(weight, weight + weights), known, gamma, beta, mean, variance, eps)
+        gamma, beta, mean, variance = (slice(begin, begin + outputs) for begin in of_norm)
+        bias_slice = None if bias < 0 else slice(bias, bias + outputs)
+        return cls(slice(weight, weight + weights), bias_slice, gamma, beta, mean, variance, eps)
 
     def apply(self, model: torch.Tensor) -> None:
         """Fold the BatchNorm in a model ``(P,)``, in place."""
         scale = model[self.gamma] / torch.sqrt(model[self.variance] + self.eps)
-        before = -model[self.mean] if self.bias is None else model[self.bias] - model[self.mean]
+        centred_bias = -model[self.mean] if self.bias is None else model[self.bias] - model[self.mean]
         model[self.weight].view(len(scale), -1).mul_(scale.unsqueeze(1))
-        model[self.beta] += before * scale
+        model[self.beta] += centred_bias * scale
 
 
 def _tested(row: list[int]) -> list[int]:
@@ -309,8 +309,8 @@ def _is_small(row: Sequence[int], window: int) -> bool:
     if row[kernel.KIND] not in (kernel.NORMED, kernel.PLAIN):
         return True
     size = row[kernel.CHANNELS] * row[kernel.KERNEL] ** 2
-    less = 2 * row[kernel.PADDING] - row[kernel.KERNEL] + 1
-    pixels, outputs = (row[kernel.HEIGHT] + less) * (row[kernel.WIDTH] + less), row[kernel.OUTPUTS]
+    growth = 2 * row[kernel.PADDING] - row[kernel.KERNEL] + 1
+    pixels, outputs = (row[kernel.HEIGHT] + growth) * (row[kernel.WIDTH] + growth), row[kernel.OUTPUTS]
     if row[kernel.KERNEL] == 1:
         return size * outputs * pixels <= _DENSE // 4
     return (size <= window and outputs <= _OUTPUTS) or size * outputs * pixels <= _DENSE
@@ -353,13 +353,13 @@ class _Table:
 
     def _read_all(self, chain: Sequence[layers.Layer]) -> None:
         """Add layers that follow one another."""
-        left = list(chain)
-        while left:
-            self._read(left.pop(0), left)
+        remaining = list(chain)
+        while remaining:
+            self._read(remaining.pop(0), remaining)
 
     def _read(self, layer: layers.Layer, behind: list[layers.Layer]) -> None:
         """Add a layer's row; layers that this row includes are removed from those ``behind`` it."""
-        last = self.rows[-1] if self.rows else None
+        previous = self.rows[-1] if self.rows else None
         match layer:
             case ConvPoolReLU():
                 self._convolve(kernel.CONVOLUTION, layer.conv)
@@ -381,12 +381,12 @@ class _Table:
             case layers.Residual():
                 self._branch(layer)
             case layers.Flatten():
-                if last is None or len(self._shape) == 1:  # samples lie in the order of their dimensions
+                if previous is None or len(self._shape) == 1:  # samples lie in the order of their dimensions
                     self._shape = (math.prod(self._shape),)
                 else:
                     self._add(kernel.FLATTEN, (math.prod(self._shape),))
-            case layers.ReLU() if last and last[kernel.KIND] == kernel.LINEAR:
-                last[kernel.RELU] = 1
+            case layers.ReLU() if previous and previous[kernel.KIND] == kernel.LINEAR:
+                previous[kernel.RELU] = 1
             case layers.ReLU():
                 self._activate("relu")
             case layers.Activation():
@@ -462,11 +462,11 @@ class _Table:
     def _branch(self, layer: layers.Residual) -> None:
         """Add a skip connection; ``OTHER`` is the row of its other end until :func:`_lay_out`."""
         begin, shape = len(self.rows), self._shape
-        first = self._add(kernel.BRANCH, shape)
+        branch = self._add(kernel.BRANCH, shape)
         self._read_all(layer.inner.layers)
         if self._shape != shape:
             raise Unsupported("a skip connection between different shapes")
-        first[kernel.OTHER] = len(self.rows)
+        branch[kernel.OTHER] = len(self.rows)
         self._add(kernel.JOIN, shape)[kernel.OTHER] = begin
 
     def _activate(self, name: str, slope: float = 0.0) -> None:
@@ -512,12 +512,12 @@ def _lay_out(
 ) -> tuple[NDArray[np.int64], Memory]:
     """The table with memory offsets, and the memory."""
     network = np.array(rows, np.int64)
-    acts = padded = winners = most = dweight = dbias = planes = statistics = dplane = dinput = 0
+    acts = padded = winners = dpadded = dweight = dbias = planes = statistics = dplane = dinput = 0
     for layer in network:
         # Room for vectors beyond the last window, and for the second of two outputs beyond the last column.
-        beyond = LANES + 4 * int(layer[kernel.CHANNELS])
+        spare = LANES + 4 * int(layer[kernel.CHANNELS])
         layer[kernel.FROM] = acts
-        acts += batch * int(layer[kernel.SIZE]) + beyond
+        acts += batch * int(layer[kernel.SIZE]) + spare
         layer[kernel.TO] = acts
         layer[kernel.PADDED], layer[kernel.WINNER] = padded, winners
         layer[kernel.PLANE], layer[kernel.STATISTICS] = planes, statistics
@@ -525,17 +525,17 @@ def _lay_out(
             winners += batch * int(layer[kernel.OUTPUT]) + LANES
         if layer[kernel.KIND] in (kernel.CONVOLUTION, kernel.NORMED, kernel.PLAIN):
             channels, height, width, outputs, size, padding = map(int, layer[kernel.CHANNELS : kernel.GAMMA])
-            needed = batch * (height + 2 * padding) * (width + 2 * padding) * channels + beyond
-            padded, most = padded + needed, max(most, needed)
+            padded_size = batch * (height + 2 * padding) * (width + 2 * padding) * channels + spare
+            padded, dpadded = padded + padded_size, max(dpadded, padded_size)
             dweight, dbias = max(dweight, outputs * channels * size**2), max(dbias, outputs)
             if layer[kernel.KIND] != kernel.PLAIN:
                 winners += batch * int(layer[kernel.OUTPUT]) + LANES
             if layer[kernel.KIND] != kernel.CONVOLUTION:
-                lanes, less = -(-outputs // LANES) * LANES, 2 * padding - size + 1
-                plane = batch * (height + less) * (width + less) * lanes
+                lanes, growth = -(-outputs // LANES) * LANES, 2 * padding - size + 1
+                plane = batch * (height + growth) * (width + growth) * lanes
                 dplane = max(dplane, plane)
-                around = (height + size - 1) * (width + size - 1) * outputs
-                most = max(most, batch * around + LANES + 4 * outputs)
+                padded_plane = (height + size - 1) * (width + size - 1) * outputs
+                dpadded = max(dpadded, batch * padded_plane + LANES + 4 * outputs)
                 dinput = max(dinput, batch * height * width * -(-channels // LANES) * LANES)
                 if layer[kernel.KIND] == kernel.NORMED:
                     planes, statistics = planes + plane, statistics + 2 * lanes
@@ -554,7 +554,7 @@ def _lay_out(
         acts=_zeros(acts),
         grads=_zeros(acts),
         padded=_zeros(padded),
-        dpadded=_zeros(most),
+        dpadded=_zeros(dpadded),
         winners=np.zeros(winners, np.int32),
         velocity=_zeros(velocity),
         ahead=_zeros(ahead),

@@ -134,9 +134,9 @@ def forward(
                             continue
                         store_maximum(y, winner, at + lane, window, channels, row, a00, a01, a10, a11)
                         if q + 1 < pooled_width:
-                            beside = window + 2 * channels
+                            neighbour = window + 2 * channels
                             at_b = at + outputs + lane
-                            store_maximum(y, winner, at_b, beside, channels, row, b00, b01, b10, b11)
+                            store_maximum(y, winner, at_b, neighbour, channels, row, b00, b01, b10, b11)
 
 
 @jit(fastmath=False)  # NaN must win a maximum, as in PyTorch
@@ -270,12 +270,12 @@ def weight_gradient(dy, padded, geometry, dweight, dbias):  # type: ignore[no-un
     zero, one = splat(np.float32(0)), splat(np.float32(1))
     sums = np.empty(8 * LANES, np.float32)
     for lane in range(0, outputs, LANES):  # lanes beyond the last output belong to the next pixel: not used
-        many = min(LANES, outputs - lane)
+        used_lanes = min(LANES, outputs - lane)
         total = zero
         for p in range(batch * tall * wide):
             total = multiply_add(load(dy, p * outputs + lane), one, total)
         store(sums, 0, total)
-        for o in range(many):
+        for o in range(used_lanes):
             dbias[lane + o] = sums[o]
         for v in range(kernel):
             for first in range(0, size, 8):  # eight weights at a time: their sums stay in registers
@@ -307,7 +307,7 @@ def weight_gradient(dy, padded, geometry, dweight, dbias):  # type: ignore[no-un
                 store(sums, 7 * LANES, a7)
                 for k in range(begin, min(begin + 8, size)):  # an image of few channels has fewer
                     u, i = k // channels, k % channels
-                    for o in range(many):
+                    for o in range(used_lanes):
                         at = (((lane + o) * channels + i) * kernel + v) * kernel + u
                         dweight[at] = sums[(k - begin) * LANES + o]
 
@@ -325,13 +325,15 @@ def input_gradient(dy, weight, geometry, padded, dx):  # type: ignore[no-untyped
         dx: receives ``(B, height, width, lanes)``: the channels of each pixel, padded to whole vectors.
     """
     _, batch, channels, height, width, outputs, kernel, padding = geometry
-    turned = np.empty(outputs * channels * kernel * kernel, np.float32)
+    flipped = np.empty(outputs * channels * kernel * kernel, np.float32)
     taps = kernel * kernel
     for o in range(outputs):
         for i in range(channels):
             for k in range(taps):
-                turned[(i * outputs + o) * taps + k] = weight[(o * channels + i) * taps + taps - 1 - k]
-    less = 2 * padding - kernel + 1
-    around = Geometry(1, batch, outputs, height + less, width + less, channels, kernel, kernel - 1 - padding)
-    none, zeros = np.empty(0, np.int32), np.zeros(channels, np.float32)
-    forward(dy, turned, zeros, around, padded, dx, none)
+                flipped[(i * outputs + o) * taps + k] = weight[(o * channels + i) * taps + taps - 1 - k]
+    growth = 2 * padding - kernel + 1
+    dy_geometry = Geometry(
+        1, batch, outputs, height + growth, width + growth, channels, kernel, kernel - 1 - padding
+    )
+    no_winners, zeros = np.empty(0, np.int32), np.zeros(channels, np.float32)
+    forward(dy, flipped, zeros, dy_geometry, padded, dx, no_winners)

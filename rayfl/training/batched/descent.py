@@ -38,12 +38,12 @@ def descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
     """
     outputs, size = total.shape
     batch = len(x)
-    moving = len(terms.velocity) > 0
-    scale = np.float32(1) if moving else -terms.rate
+    has_momentum = len(terms.velocity) > 0
+    scale = np.float32(1) if has_momentum else -terms.rate
     for o in range(0, outputs, 2):
         both = o + 1 < outputs
         rows = (1 + both) * size
-        if moving or terms.decay != 0 or len(terms.offset):
+        if has_momentum or terms.decay != 0 or len(terms.offset):
             _before(at, rows, terms)
         p, q = total[o], total[o + 1 if both else o]
         b = 0
@@ -68,7 +68,7 @@ def descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
                 for k in range(size):
                     q[k] += d0 * x0[k]
             b += 1
-        if moving or len(terms.mask):
+        if has_momentum or len(terms.mask):
             _after(at, rows, terms)
         at += rows
 
@@ -76,14 +76,14 @@ def descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
 @jit(fastmath={"contract"})
 def descend(at, gradient, size, terms):  # type: ignore[no-untyped-def]
     """One step of SGD along a gradient, for ``size`` weights from ``at`` on."""
-    moving = len(terms.velocity) > 0
-    if moving or terms.decay != 0 or len(terms.offset):
+    has_momentum = len(terms.velocity) > 0
+    if has_momentum or terms.decay != 0 or len(terms.offset):
         _before(at, size, terms)
-    scale = np.float32(1) if moving else -terms.rate
-    total = terms.velocity[at : at + size] if moving else terms.weights[at : at + size]
+    scale = np.float32(1) if has_momentum else -terms.rate
+    total = terms.velocity[at : at + size] if has_momentum else terms.weights[at : at + size]
     for k in range(size):
         total[k] += scale * gradient[k]
-    if moving or len(terms.mask):
+    if has_momentum or len(terms.mask):
         _after(at, size, terms)
 
 

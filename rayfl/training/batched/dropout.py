@@ -57,19 +57,19 @@ class Dropout(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        given = dict(kwargs or {})
+        keywords = dict(kwargs or {})
         if func is functional.dropout:
-            return self._elements(*args, **given)
+            return self._elements(*args, **keywords)
         if func in _WHOLE_CHANNELS:
-            return self._channels(*args, **given)
-        if func is functional.scaled_dot_product_attention and _probability(args, given):
-            return self._attention(*args, **given)
+            return self._channels(*args, **keywords)
+        if func is functional.scaled_dot_product_attention and _probability(args, keywords):
+            return self._attention(*args, **keywords)
         if func is functional.multi_head_attention_forward:
-            call = _MULTI_HEAD.bind(*args, **given)
+            call = _MULTI_HEAD.bind(*args, **keywords)
             call.apply_defaults()
             if call.arguments["training"] and call.arguments["dropout_p"]:
                 return self._multi_head(**call.arguments)
-        return func(*args, **given)
+        return func(*args, **keywords)
 
     def _elements(
         self, x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -119,8 +119,8 @@ class Dropout(TorchFunctionMode):
         weight, bias = other["in_proj_weight"].chunk(3), other["in_proj_bias"]
         biases = (None,) * 3 if bias is None else bias.chunk(3)
         q, k, v = (
-            functional.linear(x, *own).view(*x.shape[:2], num_heads, -1).permute(1, 2, 0, 3)
-            for x, *own in zip((query, key, value), weight, biases, strict=True)
+            functional.linear(x, *projection).view(*x.shape[:2], num_heads, -1).permute(1, 2, 0, 3)
+            for x, *projection in zip((query, key, value), weight, biases, strict=True)
         )
         mask = _as_numbers(other["attn_mask"], q)
         if mask is not None and mask.dim() == 3:  # one for each sample and head
@@ -184,8 +184,8 @@ def rehearsed(samples: int, found: list[Draw]) -> Dropout:
 
 def given(factors: Iterable[torch.Tensor]) -> Dropout:
     """A mode in which dropouts take these factors, one after another."""
-    left = iter(factors)
-    return Dropout(lambda shape, p, order: next(left))
+    remaining = iter(factors)
+    return Dropout(lambda shape, p, order: next(remaining))
 
 
 def drawn(
@@ -196,9 +196,9 @@ def drawn(
     for client in range(clients):
         count = rows if step.lengths is None else step.lengths[client]
         for draw, tensor in zip(draws, factors, strict=True):
-            own = tensor[client, :count].permute(draw.order)
-            own.copy_(
-                torch.empty_like(own, memory_format=torch.contiguous_format)
+            client_factors = tensor[client, :count].permute(draw.order)
+            client_factors.copy_(
+                torch.empty_like(client_factors, memory_format=torch.contiguous_format)
                 .bernoulli_(1 - draw.p, generator=step.generators[client])
                 .div_(1 - draw.p)
             )

@@ -109,7 +109,7 @@ class BatchedEngine:
         self.spec.frozen(work.frozen)  # raises here: an invalid setting is not the failure of a client
         if terms.guides is not None:
             terms.guides.check(self.module)
-        on_device = replace(
+        device_terms = replace(
             terms,
             offset=None if terms.offset is None else terms.offset.to(start),
             mask=None if terms.mask is None else (terms.mask != 0).to(start),
@@ -119,13 +119,13 @@ class BatchedEngine:
         rows = torch.empty_like(start, memory_format=torch.contiguous_format)
         result = TrainedBlock(rows, np.zeros(len(clients)), np.zeros(len(clients), np.int64), {}, snapshots)
         samples = indices if isinstance(indices, Ragged) else Ragged.of(indices)
-        block = _Block(work, round, np.asarray(clients), samples, start, on_device, result)
+        block = _Block(work, round, np.asarray(clients), samples, start, device_terms, result)
         if terms.visits is None:
             steps = work.steps_an_epoch(samples.sizes)
         elif isinstance(terms.visits, np.ndarray):
             steps = np.full(len(terms.visits), terms.visits.shape[1], np.int64)
         else:
-            steps = np.array([len(own) for own in terms.visits], np.int64)
+            steps = np.array([len(visits) for visits in terms.visits], np.int64)
         # Those with the most steps first, so that at any step the clients still training are a prefix.
         ranking = np.argsort(-steps, kind="stable")
         begin = 0
@@ -137,13 +137,13 @@ class BatchedEngine:
 
     def _in_a_call(self, block: _Block, left: int) -> int:
         """How many of the clients that are left the next call trains; does not depend on timings."""
-        work, terms, most = block.work, block.terms, self.clients_per_call
+        work, terms, clients = block.work, block.terms, self.clients_per_call
         own_target = bool(work.proximal) and (block.start.stride(0) != 0 or terms.mask is not None)
         vectors = 1.0 + own_target + (terms.offset is not None) + 0.25 * (terms.mask is not None)
         if vectors == 1 or not self._in_cache:
-            return most
-        most = min(most, clients_in_the_cache(self.spec.P, vectors))
-        return -(-left // -(-left // most))  # about equally many in each call
+            return clients
+        clients = min(clients, clients_in_the_cache(self.spec.P, vectors))
+        return -(-left // -(-left // clients))  # about equally many in each call
 
     def _attempt(self, block: _Block, rows: NDArray[np.intp]) -> bool:
         """Train the clients at ``rows`` of the block; False: nothing has changed, and it must be tried again.
@@ -151,7 +151,7 @@ class BatchedEngine:
         If one client fails, its failure is recorded. If a call with several fails, each is trained alone to
         find out which of them fails.
         """
-        unrecordable, full, apart = "", False, False
+        unrecordable, no_memory, split = "", False, False
         try:
             self._chunk(block, rows)
         except Unrecordable as error:
@@ -160,18 +160,18 @@ class BatchedEngine:
             if len(rows) == 1:
                 self._fail(block, int(rows[0]))
             else:
-                full = out_of_memory(error)
-                apart = not full
+                no_memory = out_of_memory(error)
+                split = not no_memory
         # Not before the exception is gone: its traceback holds all tensors of the attempt.
-        if full:
+        if no_memory:
             self._halve(len(rows))
         if unrecordable:
             self.recorded = None
             warnings.warn(f"training goes on without CUDA graphs: {unrecordable}", stacklevel=3)
-        for row in rows if apart else ():
+        for row in rows if split else ():
             while not self._attempt(block, row[None]):
                 pass
-        return not (full or unrecordable)
+        return not (no_memory or unrecordable)
 
     def _fail(self, block: _Block, row: int) -> None:
         result = block.result
@@ -197,19 +197,19 @@ class BatchedEngine:
         if visits is not None:
             visits = visits[rows] if isinstance(visits, np.ndarray) else [visits[r] for r in rows]
         plan = StepPlan(self.seed, block.round, ids, samples.sizes, work, visits)
-        where = torch.from_numpy(rows).to(result.rows.device)
+        device_rows = torch.from_numpy(rows).to(result.rows.device)
         if self.compiled is not None and self.compiled.covers(work, terms, plan):
-            self._at_once(self.compiled, block, ids, samples.values, plan, where)
+            self._at_once(self.compiled, block, ids, samples.values, plan, device_rows)
             return
-        guides = None if terms.guides is None else terms.guides.take(where)
-        self.network.load(block.start, where, Sgd.of(work), terms.offset, terms.mask, guides)
-        means = self._together(block, ids, samples.values, plan, where)
+        guides = None if terms.guides is None else terms.guides.take(device_rows)
+        self.network.load(block.start, device_rows, Sgd.of(work), terms.offset, terms.mask, guides)
+        means = self._together(block, ids, samples.values, plan, device_rows)
         for mean, length in zip(means.tolist(), self.network.lengths().tolist(), strict=True):
             check_diverged(mean, length)
         if (np.diff(rows) == 1).all():
             self.network.store(result.rows[rows[0] : rows[-1] + 1])
         else:
-            self.network.store(result.rows, where)
+            self.network.store(result.rows, device_rows)
         result.losses[rows], result.steps[rows] = means, plan.totals
 
     def _at_once(
@@ -223,14 +223,14 @@ class BatchedEngine:
     ) -> None:
         """As :meth:`_chunk`, in one compiled call."""
         result, terms, rows = block.result, block.terms, where.numpy()
-        beside = bool((np.diff(rows) == 1).all())
+        adjacent = bool((np.diff(rows) == 1).all())
         models = (
-            result.rows[rows[0] : rows[-1] + 1] if beside else result.rows.new_empty(len(rows), self.spec.P)
+            result.rows[rows[0] : rows[-1] + 1] if adjacent else result.rows.new_empty(len(rows), self.spec.P)
         )
         torch.index_select(block.start, 0, where, out=models)
         offset, mask = (None if term is None else term[where] for term in (terms.offset, terms.mask))
         alike = block.start.stride(0) == 0
-        means, kept = compiled.train(
+        means, snapshots = compiled.train(
             plan,
             block.work,
             models,
@@ -242,18 +242,18 @@ class BatchedEngine:
         lengths = torch.linalg.vector_norm(models, dim=1)
         for mean, length in zip(means.tolist(), lengths.tolist(), strict=True):
             check_diverged(mean, length)
-        if not beside:
+        if not adjacent:
             result.rows.index_copy_(0, where, models)
         if result.snapshots is not None:
-            some = torch.from_numpy(plan.snapshots > 0)
-            result.snapshots.index_copy_(0, where[some], kept[some])
+            has_snapshot = torch.from_numpy(plan.snapshots > 0)
+            result.snapshots.index_copy_(0, where[has_snapshot], snapshots[has_snapshot])
         result.losses[rows], result.steps[rows] = means, plan.totals
 
     def _generators(self, block: _Block, clients: NDArray[np.integer]) -> list[torch.Generator]:
         """Generators for dropout and the like, seeded by client and round as in the plain loop."""
-        when, device = moment(block.round, block.work.phase), self.batches.device
+        round_key, device = moment(block.round, block.work.phase), self.batches.device
         return [
-            torch.Generator(device=device).manual_seed(key(self.seed, "train", *when, c) >> 1)
+            torch.Generator(device=device).manual_seed(key(self.seed, "train", *round_key, c) >> 1)
             for c in (clients.tolist() if self.network.draws else ())
         ]
 
@@ -268,8 +268,8 @@ class BatchedEngine:
     ) -> NDArray[np.float64]:
         """Train the C clients whose models the network holds; returns their mean losses ``(C,)``."""
         device, network, work = self.batches.device, self.network, block.work
-        once = plan.passes == 1  # then the samples are fetched in the order of the only step
-        if once:
+        one_pass = plan.passes == 1  # then the samples are fetched in the order of the only step
+        if one_pass:
             samples = samples[plan.places[0, : plan.active[0], : plan.widths[0]].reshape(-1)]
         x, y = self.batches.train(samples)
         generators = self._generators(block, clients)
@@ -282,31 +282,33 @@ class BatchedEngine:
         if recorded is not None:
             terms = block.terms.offset is not None, block.terms.mask is not None
             recorded.begin(network, (Sgd.of(work), terms), *plan.places.shape[1:], x, y)
-        before = len(clients)
-        for t, (now, width, full) in enumerate(
+        previous = len(clients)
+        for t, (active, width, full) in enumerate(
             zip(plan.active.tolist(), plan.widths.tolist(), plan.full.tolist(), strict=True)
         ):
-            if now != before:
-                network.narrow(now)
-                before = now
+            if active != previous:
+                network.narrow(active)
+                previous = active
             ends_step = (t + 1) % per_step == 0
             rate = work.rate(t // per_step)
             if changing:
                 network.prepare(rate, looking_ahead=not ends_step)
-            at = None if once else places[t, :now, :width].reshape(-1)
-            weighing, count = weights[t, :now, :width], None if full else counts[t, :now]
+            rows = None if one_pass else places[t, :active, :width].reshape(-1)
+            pass_weights, count = weights[t, :active, :width], None if full else counts[t, :active]
             if recorded is not None:
-                loss = recorded.step(network, (rate, ends_step), x, y, at, weighing, count)
+                loss = recorded.step(network, (rate, ends_step), x, y, rows, pass_weights, count)
             else:
-                inputs, targets = (x, y) if at is None else (x.index_select(0, at), y.index_select(0, at))
+                inputs, targets = (
+                    (x, y) if rows is None else (x.index_select(0, rows), y.index_select(0, rows))
+                )
                 loss = network.step(
-                    inputs.view(now, width, *x.shape[1:]),
-                    targets.view(now, width, *y.shape[1:]),
-                    weighing,
-                    Step(generators) if full else Step(generators, count, plan.counts[t, :now].tolist()),
+                    inputs.view(active, width, *x.shape[1:]),
+                    targets.view(active, width, *y.shape[1:]),
+                    pass_weights,
+                    Step(generators) if full else Step(generators, count, plan.counts[t, :active].tolist()),
                 )
             if ends_step:
-                totals[:now].addcmul_(loss, counts[t, :now])
+                totals[:active].addcmul_(loss, counts[t, :active])
                 due = () if snapshots is None else np.flatnonzero(plan.snapshots == (t + 1) // per_step)
                 if snapshots is not None and len(due):
                     which = torch.from_numpy(due).to(device)

@@ -133,8 +133,8 @@ class FixedMemory:
         """Copy the rows ``at`` ``(n,)`` of a tensor to its fixed address; None for all rows."""
         if at is None:
             return self.copy(name, tensor)
-        there = self.take(name, (len(at), *tensor.shape[1:]), tensor.dtype)
-        return torch.index_select(tensor, 0, at, out=there)
+        destination = self.take(name, (len(at), *tensor.shape[1:]), tensor.dtype)
+        return torch.index_select(tensor, 0, at, out=destination)
 
 
 class RecordedSteps:
@@ -175,14 +175,14 @@ class RecordedSteps:
             width: the largest number of samples of one client in a step.
             x, y: all their samples ``(n, ...)`` and targets ``(n, ...)``.
         """
-        memory, before = self._memory, self._memory.moves
+        memory, moves = self._memory, self._memory.moves
         network.move(memory.copy)
         memory.take("samples", (clients * width, *x.shape[1:]), x.dtype)
         memory.take("targets", (clients * width, *y.shape[1:]), y.dtype)
         memory.take("weights", (clients, width), torch.float32)
         memory.take("counts", (clients,), torch.int64)
         memory.take("losses", (clients,), torch.float32)
-        if memory.moves != before:  # recordings have the old addresses
+        if memory.moves != moves:  # recordings have the old addresses
             self._forget()
         self._work = (work, x.shape[1:], y.shape[1:])
 
@@ -216,12 +216,12 @@ class RecordedSteps:
         memory, shape = self._memory, weights.shape
         inputs = memory.gather("samples", x, at).view(*shape, *x.shape[1:])
         targets = memory.gather("targets", y, at).view(*shape, *y.shape[1:])
-        weighing = memory.copy("weights", weights)
+        fixed_weights = memory.copy("weights", weights)
         step = Step((), None if counts is None or not network.counts else memory.copy("counts", counts))
         losses = memory.take("losses", shape[:1], torch.float32)
 
         def take() -> None:
-            losses.copy_(network.step(inputs, targets, weighing, step))
+            losses.copy_(network.step(inputs, targets, fixed_weights, step))
 
         self._do((self._work, kind, *shape, step.counts is None), take)
         return losses
@@ -231,12 +231,12 @@ class RecordedSteps:
         replay = self._recordings.get(kind)
         if replay is None:
             if len(self._recordings) >= MOST:
-                if all(other[0] == self._work for other in self._recordings):
+                if all(recorded[0] == self._work for recorded in self._recordings):
                     function()
                     return
                 self._forget()
-            seen = self._seen[kind] = self._seen.get(kind, 0) + 1
-            if seen <= WARM_UPS:
+            runs = self._seen[kind] = self._seen.get(kind, 0) + 1
+            if runs <= WARM_UPS:
                 self._recorder.warm_up(function)
                 return
             replay = self._recordings[kind] = self._record(function)

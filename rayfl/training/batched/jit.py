@@ -38,12 +38,12 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
 
     @classmethod
     def from_function(cls, function: Callable[..., Any], file: str) -> _Locator | None:
-        found = cls(function.__code__.co_firstlineno)
+        locator = cls(function.__code__.co_firstlineno)
         try:
-            found.ensure_cache_path()
+            locator.ensure_cache_path()
         except OSError:
             return None  # then nothing is cached
-        return found
+        return locator
 
     def get_cache_path(self) -> str:
         return str(kernels())
@@ -144,7 +144,7 @@ def jit(*, fastmath: bool | set[str]) -> Callable[[Callable[..., Any]], Callable
         with contextlib.suppress(RuntimeError, OSError):  # the folder cannot be written to
             compiled._cache = _Cache(function)
             compiled.compile = _by_one_process(compiled.compile, compiled._cache.lock)
-        found: Callable[..., Any] = compiled
-        return found
+        kernel: Callable[..., Any] = compiled
+        return kernel
 
     return decorate

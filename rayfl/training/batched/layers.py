@@ -179,7 +179,7 @@ class Conv2d(Layer):
     def _convolution_backward(
         self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, groups: int, need_input: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        wanted = [need_input, *self._wanted()]
+        output_mask = [need_input, *self._wanted()]
         return _aten.convolution_backward(  # type: ignore[no-any-return]
             dy,
             x,
@@ -191,7 +191,7 @@ class Conv2d(Layer):
             False,
             [0, 0],
             groups,
-            wanted,
+            output_mask,
         )
 
     def _grouped_forward(
@@ -222,9 +222,9 @@ class Conv2d(Layer):
             self.groups * clients,
             need_input,
         )
-        back = dx.view(batch, clients, *x.shape[2:]).transpose(0, 1) if need_input else None
+        dinput = dx.view(batch, clients, *x.shape[2:]).transpose(0, 1) if need_input else None
         of_weight, of_bias = self._wanted()
-        return back, dw.view_as(weight) if of_weight else None, db.view(clients, -1) if of_bias else None
+        return dinput, dw.view_as(weight) if of_weight else None, db.view(clients, -1) if of_bias else None
 
 
 class ReLU(Layer):
@@ -359,9 +359,9 @@ class Norm(Layer):
 
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        known = step.counts is None or step.lengths is not None
+        counts_known = step.counts is None or step.lengths is not None
         small = x.dim() == 3 or (x[0].numel() <= self.small and x.numel() <= _CACHED)
-        self._by_library = known and not small and not on_gpu(x)
+        self._by_library = counts_known and not small and not on_gpu(x)
         if self._by_library:
             return self._each(x, step)
         self._hat = self._all(x, step)
@@ -376,11 +376,11 @@ class Norm(Layer):
         if self._by_library:
             return self._each_back(dy, need_input)
         dx = self._all_back(dy) if need_input else None
-        over = (1, *range(3, dy.dim()))
+        dims = (1, *range(3, dy.dim()))
         if self.weight is not None and not self.weight.frozen:
-            self.weight.descend((dy * self._hat).sum(over))
+            self.weight.descend((dy * self._hat).sum(dims))
         if self.bias is not None and not self.bias.frozen:
-            self.bias.descend(dy.sum(over))
+            self.bias.descend(dy.sum(dims))
         return dx
 
     def _each(self, x: torch.Tensor, step: Step) -> torch.Tensor:
@@ -392,21 +392,21 @@ class Norm(Layer):
             for c, rows in enumerate(lengths)
         ]
         with torch.enable_grad():
-            self._outputs = [self._normalise(c, *given) for c, given in enumerate(self._inputs)]
+            self._outputs = [self._normalise(c, *inputs) for c, inputs in enumerate(self._inputs)]
         return _stacked([_pad(y.detach(), x.shape[1]) for y in self._outputs])
 
     def _each_back(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         """Backward passes of these calls, for the inputs whose gradients are needed."""
-        own = [parameter for parameter in (self.weight, self.bias) if parameter is not None]
-        learning = [k for k, parameter in enumerate(own, start=1) if not parameter.frozen]
+        parameters = [parameter for parameter in (self.weight, self.bias) if parameter is not None]
+        learning = [k for k, parameter in enumerate(parameters, start=1) if not parameter.frozen]
         wanted = [0] * need_input + learning
         gradients = [
-            torch.autograd.grad(y, [given[k] for k in wanted], each[: len(y)]) if wanted else ()
-            for y, given, each in zip(self._outputs, self._inputs, dy, strict=True)
+            torch.autograd.grad(y, [inputs[k] for k in wanted], each[: len(y)]) if wanted else ()
+            for y, inputs, each in zip(self._outputs, self._inputs, dy, strict=True)
         ]
         for k, tensors in zip(wanted, list(zip(*gradients, strict=True)), strict=True):
             if k:
-                own[k - 1].descend(torch.stack(tensors))
+                parameters[k - 1].descend(torch.stack(tensors))
         return _stacked([_pad(each[0], dy.shape[1]) for each in gradients]) if need_input else None
 
     def _normalise(

@@ -137,9 +137,9 @@ def descend(w, dy, x, keep, scale, target, pull, offset, mask):  # type: ignore[
                 b += 1
             if mask is not None:
                 for row in range(o, o + 1 + both):
-                    v, kept = w[c, row], mask[c, row]
+                    v, mask_row = w[c, row], mask[c, row]
                     for k in range(features):
-                        v[k] *= np.float32(kept[k])
+                        v[k] *= np.float32(mask_row[k])
             o += 2
 
 

@@ -35,18 +35,18 @@ def cross_entropy(logits, labels, weights, loss, gradient):  # type: ignore[no-u
             if weight == 0:
                 g[:] = _ZERO
                 continue
-            most = z[0]
+            largest = z[0]
             for k in range(1, classes):
-                most = z[k] if z[k] > most else most
-            whole = _ZERO
+                largest = z[k] if z[k] > largest else largest
+            denominator = _ZERO
             for k in range(classes):
-                e = decay(z[k] - most)
+                e = decay(z[k] - largest)
                 g[k] = e
-                whole += e
+                denominator += e
             # The compiler may reorder sums, and in float32 a large logit would absorb the logarithm.
-            behind = np.float64(most) - np.float64(z[label])
-            total += weight * (np.log(whole) + behind)
-            share = weight / whole
+            gap = np.float64(largest) - np.float64(z[label])
+            total += weight * (np.log(denominator) + gap)
+            share = weight / denominator
             for k in range(classes):
                 g[k] *= share
             g[label] -= weight

@@ -31,19 +31,19 @@ def forward(gates, recurrent, h, c, tanh_c):  # type: ignore[no-untyped-def]
         h, c, tanh_c: ``(C, L, B, H)``, written.
     """
     clients, length, texts, size = h.shape
-    nothing = np.zeros((1, 4 * size), np.float32)
-    more = np.empty((1, texts, 4 * size), np.float32)
+    no_bias = np.zeros((1, 4 * size), np.float32)
+    products = np.empty((1, texts, 4 * size), np.float32)
     for n in range(clients):
         w = recurrent[n].reshape(1, 4 * size, size)
         for t in range(length):
             if t:
-                linear_kernels.forward(h[n, t - 1].reshape(1, texts, size), w, nothing, more)
+                linear_kernels.forward(h[n, t - 1].reshape(1, texts, size), w, no_bias, products)
             for b in range(texts):
                 a, h_t, c_t, tanh_t = gates[n, t, b], h[n, t, b], c[n, t, b], tanh_c[n, t, b]
                 if t:
-                    extra = more[0, b]
+                    product = products[0, b]
                     for j in range(4 * size):
-                        a[j] += extra[j]
+                        a[j] += product[j]
                 for j in range(2 * size):
                     a[j] = sigmoid(a[j])
                 for j in range(2 * size, 3 * size):
@@ -52,9 +52,9 @@ def forward(gates, recurrent, h, c, tanh_c):  # type: ignore[no-untyped-def]
                     a[j] = sigmoid(a[j])
                 i, f, g, o = a[:size], a[size : 2 * size], a[2 * size : 3 * size], a[3 * size :]
                 if t:
-                    before = c[n, t - 1, b]
+                    c_before = c[n, t - 1, b]
                     for j in range(size):
-                        c_t[j] = i[j] * g[j] + f[j] * before[j]
+                        c_t[j] = i[j] * g[j] + f[j] * c_before[j]
                 else:
                     for j in range(size):
                         c_t[j] = i[j] * g[j]
@@ -74,7 +74,7 @@ def backward(gates, c, tanh_c, dh, backwards):  # type: ignore[no-untyped-def]
         backwards: ``W_hh`` with its two dimensions exchanged, ``(C, H, 4 H)``.
     """
     clients, length, texts, size = c.shape
-    nothing = np.zeros((1, size), np.float32)
+    no_bias = np.zeros((1, size), np.float32)
     for n in range(clients):
         w = backwards[n].reshape(1, size, 4 * size)
         later = np.zeros((1, texts, size), np.float32)  # gradients of the states through the next states
@@ -82,10 +82,10 @@ def backward(gates, c, tanh_c, dh, backwards):  # type: ignore[no-untyped-def]
         for t in range(length - 1, -1, -1):
             for b in range(texts):
                 a, dc, tanh_t = gates[n, t, b], dc_of[b], tanh_c[n, t, b]
-                above, after = dh[n, t, b], later[0, b]
+                dh_above, dh_after = dh[n, t, b], later[0, b]
                 i, f, g, o = a[:size], a[size : 2 * size], a[2 * size : 3 * size], a[3 * size :]
                 for j in range(size):
-                    through_h = above[j] + after[j]
+                    through_h = dh_above[j] + dh_after[j]
                     dc[j] += through_h * o[j] * (_ONE - tanh_t[j]) * (_ONE + tanh_t[j])
                     o[j] = through_h * tanh_t[j] * o[j] * (_ONE - o[j])
                 for j in range(size):
@@ -93,12 +93,12 @@ def backward(gates, c, tanh_c, dh, backwards):  # type: ignore[no-untyped-def]
                     g[j] = dc[j] * i[j] * (_ONE - g[j]) * (_ONE + g[j])
                     i[j] = through_i
                 if t:
-                    before = c[n, t - 1, b]
+                    c_before = c[n, t - 1, b]
                     for j in range(size):
-                        kept = f[j]
-                        f[j] = dc[j] * before[j] * kept * (_ONE - kept)
-                        dc[j] *= kept
+                        forget = f[j]
+                        f[j] = dc[j] * c_before[j] * forget * (_ONE - forget)
+                        dc[j] *= forget
                 else:
                     f[:] = np.float32(0)
             if t:
-                linear_kernels.forward(gates[n, t].reshape(1, texts, 4 * size), w, nothing, later)
+                linear_kernels.forward(gates[n, t].reshape(1, texts, 4 * size), w, no_bias, later)

@@ -102,14 +102,16 @@ class Network:
     ) -> dict[str, torch.Tensor]:
         """Copy the tensors (only those in ``names``) of some rows of flat vectors, ``(C, *shape)`` each; the
         memory of the tensors ``into`` is reused where they fit."""
-        found = {}
+        tensors = {}
         for name, shape, place in zip(self.spec.names, self.spec.shapes, self.spec.slices, strict=True):
             if names is None or name in names:
                 old = into.get(name)
                 fits = old is not None and len(old) == len(rows) and not on_gpu(vectors)
                 out = old.view(len(rows), -1) if old is not None and fits else None
-                found[name] = torch.index_select(vectors[:, place], 0, rows, out=out).view(len(rows), *shape)
-        return found
+                tensors[name] = torch.index_select(vectors[:, place], 0, rows, out=out).view(
+                    len(rows), *shape
+                )
+        return tensors
 
     def prepare(self, lr: float, looking_ahead: bool) -> None:
         """Set a pass's learning rate, and whether the pass is the first of a step of Per-FedAvg."""
@@ -237,8 +239,8 @@ def loss_of(
         return _BY_HAND[type(loss)](loss, outputs, y, weights)
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
-        each = loss.each(leaf.flatten(0, 1), y.flatten(0, 1)).view(weights.shape)
-        losses = (each * weights).sum(1)
+        sample_losses = loss.each(leaf.flatten(0, 1), y.flatten(0, 1)).view(weights.shape)
+        losses = (sample_losses * weights).sum(1)
         (delta,) = torch.autograd.grad(losses.sum(), leaf)
     return losses.detach(), delta
 
@@ -266,8 +268,8 @@ def _loss(logits: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple
     """The weighted cross-entropy of each client ``(C,)``, and its gradient ``(C, B, K)``."""
     if not on_gpu(logits):
         loss, delta = logits.new_empty(len(logits)), torch.empty(logits.shape)
-        given = logits.contiguous(), y.contiguous(), weights.contiguous()
-        cross_entropy(*(tensor.numpy() for tensor in (*given, loss, delta)))
+        inputs = logits.contiguous(), y.contiguous(), weights.contiguous()
+        cross_entropy(*(tensor.numpy() for tensor in (*inputs, loss, delta)))
         return loss, delta
     delta, labels = torch.log_softmax(logits, 2), y.unsqueeze(2)
     loss = -(delta.gather(2, labels).squeeze(2) * weights).sum(1)

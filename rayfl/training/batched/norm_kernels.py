@@ -41,7 +41,7 @@ class Plane(NamedTuple):
 @jit(fastmath={"contract"})
 def _find_statistics(x, samples, pixels, stride, channels, mean, variance):  # type: ignore[no-untyped-def]
     """Mean and variance ``(lanes,)`` of each channel, where the pixels are ``stride`` numbers apart."""
-    share, one, less = splat(_ONE / np.float32(samples * pixels)), splat(_ONE), splat(-_ONE)
+    share, one, minus = splat(_ONE / np.float32(samples * pixels)), splat(_ONE), splat(-_ONE)
     zero = splat(_ZERO)
     for lane in range(0, channels, LANES):
         total = zero
@@ -55,7 +55,7 @@ def _find_statistics(x, samples, pixels, stride, channels, mean, variance):  # t
         for s in range(samples):
             part = zero
             for p in range(s * pixels, (s + 1) * pixels):
-                off = multiply_add(middle, less, load(x, p * stride + lane))
+                off = multiply_add(middle, minus, load(x, p * stride + lane))
                 part = multiply_add(off, off, part)
             total = multiply_add(part, share, total)
         store(variance, lane, total)
@@ -134,12 +134,12 @@ def pooled_back(dy, winner, z, plane, gamma, eps, mean, variance, dz, dgamma, db
     for o in range(outputs):
         constant[o] = -scale[o] * dbeta[o] / np.float32(pixels)
         slope[o] = -scale[o] * inverse[o] * dgamma[o] / np.float32(pixels)
-    less = splat(-_ONE)
+    minus = splat(-_ONE)
     for lane in range(0, lanes, LANES):
         middle, c0, c1 = load(mean, lane), load(constant, lane), load(slope, lane)
         for p in range(pixels):
             of = p * lanes + lane
-            store(dz, of, multiply_add(multiply_add(middle, less, load(z, of)), c1, c0))
+            store(dz, of, multiply_add(multiply_add(middle, minus, load(z, of)), c1, c0))
     for p in range(winners):
         for o in range(outputs):
             at = winner[p * outputs + o]
@@ -182,7 +182,7 @@ def batch_back(dy, x, pixels, gamma, eps, mean, variance, dx, dgamma, dbeta):  #
     """Gradients of :func:`batch` for its inputs, gamma and beta; ``pixels`` is the number in all samples."""
     channels = len(gamma)
     lanes = (channels + LANES - 1) // LANES * LANES
-    one, less, zero = splat(_ONE), splat(-_ONE), splat(_ZERO)
+    one, minus, zero = splat(_ONE), splat(-_ONE), splat(_ZERO)
     inverse, scale = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
     sums, products = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
     for o in range(channels):
@@ -193,7 +193,7 @@ def batch_back(dy, x, pixels, gamma, eps, mean, variance, dx, dgamma, dbeta):  #
         for p in range(pixels):
             g = load(dy, p * channels + lane)
             total = multiply_add(g, one, total)
-            product = multiply_add(g, multiply_add(middle, less, load(x, p * channels + lane)), product)
+            product = multiply_add(g, multiply_add(middle, minus, load(x, p * channels + lane)), product)
         store(sums, lane, total)
         store(products, lane, product)
     constant, slope = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
@@ -204,7 +204,7 @@ def batch_back(dy, x, pixels, gamma, eps, mean, variance, dx, dgamma, dbeta):  #
     for p in range(pixels):
         for lane in range(0, channels, LANES):
             at = p * channels + lane
-            off = multiply_add(load(mean, lane), less, load(x, at))
+            off = multiply_add(load(mean, lane), minus, load(x, at))
             through = multiply_add(off, load(slope, lane), load(constant, lane))
             store(dx, at, multiply_add(load(dy, at), load(scale, lane), through))
 
@@ -223,10 +223,10 @@ def group(x, samples, pixels, groups, gamma, beta, eps, mean, inverse, y):  # ty
         y: receives ``v``, shaped as ``x``.
     """
     channels = len(gamma)
-    each = channels // groups
+    group_size = channels // groups
     lanes = (channels + LANES - 1) // LANES * LANES
     sums, scale, shift = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
-    share, less, one, zero = _ONE / np.float32(each * pixels), splat(-_ONE), splat(_ONE), splat(_ZERO)
+    share, minus, one, zero = _ONE / np.float32(group_size * pixels), splat(-_ONE), splat(_ONE), splat(_ZERO)
     for s in range(samples):
         begin = s * pixels * channels
         m, v = mean[s * lanes : (s + 1) * lanes], inverse[s * lanes : (s + 1) * lanes]
@@ -235,14 +235,14 @@ def group(x, samples, pixels, groups, gamma, beta, eps, mean, inverse, y):  # ty
             for p in range(pixels):
                 total = multiply_add(load(x, begin + p * channels + lane), one, total)
             store(sums, lane, total)
-        _spread(sums, groups, each, share, m)
+        _spread(sums, groups, group_size, share, m)
         for lane in range(0, channels, LANES):
             middle, total = load(m, lane), zero
             for p in range(pixels):
-                off = multiply_add(middle, less, load(x, begin + p * channels + lane))
+                off = multiply_add(middle, minus, load(x, begin + p * channels + lane))
                 total = multiply_add(off, off, total)
             store(sums, lane, total)
-        _spread(sums, groups, each, share, v)
+        _spread(sums, groups, group_size, share, v)
         for o in range(channels):
             v[o] = _ONE / np.sqrt(v[o] + eps)
             scale[o] = gamma[o] * v[o]
@@ -257,7 +257,7 @@ def group(x, samples, pixels, groups, gamma, beta, eps, mean, inverse, y):  # ty
 def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma, dbeta):  # type: ignore[no-untyped-def]
     """Gradients of :func:`group` for its inputs, gamma and beta."""
     channels = len(gamma)
-    each = channels // groups
+    group_size = channels // groups
     lanes = (channels + LANES - 1) // LANES * LANES
     sums, products = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
     constant, slope, scale = (
@@ -265,7 +265,7 @@ def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma,
         np.zeros(lanes, np.float32),
         np.zeros(lanes, np.float32),
     )
-    share, less, one, zero = _ONE / np.float32(each * pixels), splat(-_ONE), splat(_ONE), splat(_ZERO)
+    share, minus, one, zero = _ONE / np.float32(group_size * pixels), splat(-_ONE), splat(_ONE), splat(_ZERO)
     for o in range(channels):
         dgamma[o] = dbeta[o] = _ZERO
     for s in range(samples):
@@ -277,7 +277,7 @@ def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma,
                 at = begin + p * channels + lane
                 g = load(dy, at)
                 total = multiply_add(g, one, total)
-                product = multiply_add(g, multiply_add(middle, less, load(x, at)), product)
+                product = multiply_add(g, multiply_add(middle, minus, load(x, at)), product)
             store(sums, lane, total)
             store(products, lane, product)
         for o in range(channels):
@@ -287,15 +287,15 @@ def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma,
             sums[o] *= gamma[o]
             products[o] *= gamma[o]
             scale[o] = gamma[o] * v[o]
-        _spread(sums, groups, each, share, constant)
-        _spread(products, groups, each, share, slope)
+        _spread(sums, groups, group_size, share, constant)
+        _spread(products, groups, group_size, share, slope)
         for o in range(channels):
             constant[o] *= -v[o]
             slope[o] *= -v[o] * v[o]
         for p in range(pixels):
             for lane in range(0, channels, LANES):
                 at = begin + p * channels + lane
-                off = multiply_add(load(m, lane), less, load(x, at))
+                off = multiply_add(load(m, lane), minus, load(x, at))
                 through = multiply_add(off, load(slope, lane), load(constant, lane))
                 store(dx, at, multiply_add(load(dy, at), load(scale, lane), through))
 

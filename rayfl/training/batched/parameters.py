@@ -155,23 +155,23 @@ class Parameter:
 
     def descend(self, gradient: torch.Tensor) -> None:
         """One SGD step along ``gradient`` ``(C, *shape)``."""
-        now = self._now
+        tensors = self._now
         if self.frozen:
             return
         if self.looking_ahead:
-            assert now.ahead is not None
-            torch.add(now.weights, gradient, alpha=-self._sgd.inner_lr, out=now.ahead)
-            self._hold(now.ahead)
-        elif now.velocity is None:
+            assert tensors.ahead is not None
+            torch.add(tensors.weights, gradient, alpha=-self._sgd.inner_lr, out=tensors.ahead)
+            self._hold(tensors.ahead)
+        elif tensors.velocity is None:
             shrink = self._shrink()
             if shrink != 1:
-                now.weights.mul_(shrink)
-            now.weights.add_(gradient, alpha=-self.lr)
-            if now.offset is not None:
-                now.weights.add_(now.offset, alpha=-self.lr)
-            self._hold(now.weights)
+                tensors.weights.mul_(shrink)
+            tensors.weights.add_(gradient, alpha=-self.lr)
+            if tensors.offset is not None:
+                tensors.weights.add_(tensors.offset, alpha=-self.lr)
+            self._hold(tensors.weights)
         else:
-            self._move(now.velocity.mul_(self._sgd.momentum).add_(gradient))
+            self._move(tensors.velocity.mul_(self._sgd.momentum).add_(gradient))
 
     def descend_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
         """One SGD step along the gradient ``left @ right``, which is never formed without momentum.
@@ -180,27 +180,27 @@ class Parameter:
             left: ``(C, m, k)``.
             right: ``(C, k, n)``, for a parameter ``(C, m, n)``.
         """
-        now = self._now
+        tensors = self._now
         if self.frozen:
             return
         if self.looking_ahead:
-            assert now.ahead is not None
-            torch.baddbmm(now.weights, left, right, alpha=-self._sgd.inner_lr, out=now.ahead)
-            self._hold(now.ahead)
-        elif now.velocity is None and _thin(left, right):
+            assert tensors.ahead is not None
+            torch.baddbmm(tensors.weights, left, right, alpha=-self._sgd.inner_lr, out=tensors.ahead)
+            self._hold(tensors.ahead)
+        elif tensors.velocity is None and _thin(left, right):
             pull = self.lr * self._decay
-            keep = 1 - pull if now.target is None else 1.0
-            _add_product(now.weights, left, right, keep, -self.lr, now, pull)
-        elif now.velocity is None:
-            now.weights.baddbmm_(left, right, beta=self._shrink(), alpha=-self.lr)
-            if now.offset is not None:
-                now.weights.add_(now.offset, alpha=-self.lr)
-            self._hold(now.weights)
+            keep = 1 - pull if tensors.target is None else 1.0
+            _add_product(tensors.weights, left, right, keep, -self.lr, tensors, pull)
+        elif tensors.velocity is None:
+            tensors.weights.baddbmm_(left, right, beta=self._shrink(), alpha=-self.lr)
+            if tensors.offset is not None:
+                tensors.weights.add_(tensors.offset, alpha=-self.lr)
+            self._hold(tensors.weights)
         elif _thin(left, right):
-            _add_product(now.velocity, left, right, self._sgd.momentum, 1.0)
-            self._move(now.velocity)
+            _add_product(tensors.velocity, left, right, self._sgd.momentum, 1.0)
+            self._move(tensors.velocity)
         else:
-            self._move(now.velocity.baddbmm_(left, right, beta=self._sgd.momentum))
+            self._move(tensors.velocity.baddbmm_(left, right, beta=self._sgd.momentum))
 
     def descend_rows(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
         """One SGD step along a gradient with few nonzero rows.
@@ -210,22 +210,22 @@ class Parameter:
                 ``c * m + r``; a row may come several times.
             gradient: ``(n, k)``, for a parameter ``(C, m, k)``.
         """
-        now = self._now
+        tensors = self._now
         if self.frozen:
             return
-        if self.looking_ahead or now.velocity is not None or on_gpu(rows):
+        if self.looking_ahead or tensors.velocity is not None or on_gpu(rows):
             # On a GPU adding up in place would depend on the order of threads; accumulation does not.
-            full = torch.zeros_like(now.weights)
-            full.flatten(0, 1).index_put_((rows,), gradient, accumulate=True)
-            self.descend(full)
+            dense = torch.zeros_like(tensors.weights)
+            dense.flatten(0, 1).index_put_((rows,), gradient, accumulate=True)
+            self.descend(dense)
             return
         shrink = self._shrink()
         if shrink != 1:
-            now.weights.mul_(shrink)
-        now.weights.flatten(0, 1).index_add_(0, rows, gradient, alpha=-self.lr)
-        if now.offset is not None:
-            now.weights.add_(now.offset, alpha=-self.lr)
-        self._hold(now.weights)
+            tensors.weights.mul_(shrink)
+        tensors.weights.flatten(0, 1).index_add_(0, rows, gradient, alpha=-self.lr)
+        if tensors.offset is not None:
+            tensors.weights.add_(tensors.offset, alpha=-self.lr)
+        self._hold(tensors.weights)
 
     def _shrink(self) -> float:
         """Weight decay and the proximal term, before the gradient: move the weights if there is a target.
@@ -240,15 +240,15 @@ class Parameter:
 
     def _move(self, velocity: torch.Tensor) -> None:
         """``velocity`` is ``m v + g`` so far: add the other gradient terms, and take the step."""
-        now = self._now
-        if now.target is not None:
-            velocity.add_(now.weights - now.target, alpha=self._decay)
+        tensors = self._now
+        if tensors.target is not None:
+            velocity.add_(tensors.weights - tensors.target, alpha=self._decay)
         elif self._decay:
-            velocity.add_(now.weights, alpha=self._decay)
-        if now.offset is not None:
-            velocity.add_(now.offset)
-        now.weights.add_(velocity, alpha=-self.lr)
-        self._hold(now.weights)
+            velocity.add_(tensors.weights, alpha=self._decay)
+        if tensors.offset is not None:
+            velocity.add_(tensors.offset)
+        tensors.weights.add_(velocity, alpha=-self.lr)
+        self._hold(tensors.weights)
 
     def _hold(self, weights: torch.Tensor) -> None:
         """After a step: set masked weights to zero."""
@@ -283,7 +283,7 @@ def _add_product(
         beside: the parameter's tensors, of which target, offset and mask are used; None: none of them.
         pull: how far towards the target, as a fraction of the distance.
     """
-    target, offset, kept = (None,) * 3 if beside is None else (beside.target, beside.offset, beside.kept)
+    target, offset, mask = (None,) * 3 if beside is None else (beside.target, beside.offset, beside.kept)
     descend(
         total.numpy(),
         left.transpose(1, 2).contiguous().numpy(),
@@ -293,5 +293,5 @@ def _add_product(
         None if target is None else target.numpy(),
         np.float32(pull),
         None if offset is None else offset.numpy(),
-        None if kept is None else kept.numpy(),
+        None if mask is None else mask.numpy(),
     )

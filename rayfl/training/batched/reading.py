@@ -89,18 +89,18 @@ def read(spec: ModelSpec, training: bool = True) -> Reading:
     # The values do not matter. Not to_empty(), which imports half of a compiler.
     module._apply(_blank)  # type: ignore[no-untyped-call]
     module.train(training)
-    before = _state(module)
+    state = _state(module)
     steps = _read(spec, module, _BATCHES[0])
     for batch in _BATCHES[1:]:
         try:
-            other = _read(spec, module, batch)
+            other_steps = _read(spec, module, batch)
         except _Failed:
             if batch > 1:  # for one sample, a BatchNorm has no variance
                 raise
         else:
-            if _described(other) != _described(steps):
+            if _described(other_steps) != _described(steps):
                 raise Unsupported("what it computes depends on the size of the batch")
-    if _state(module) != before:
+    if _state(module) != state:
         raise Unsupported("it changes its attributes")
     return Reading(_chain(steps), tuple(_leaves(steps)))
 
@@ -141,11 +141,11 @@ class _Value:
 def _read(spec: ModelSpec, module: nn.Module, batch: int) -> _Steps:
     """The steps from samples to outputs, for a batch of this size."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    kind = torch.float32 if task_of(spec.model) == "numbers" else torch.int64
-    samples = torch.zeros((batch, *spec.shape), dtype=kind)
+    dtype = torch.float32 if task_of(spec.model) == "numbers" else torch.int64
+    samples = torch.zeros((batch, *spec.shape), dtype=dtype)
     notes = _Notes(spec, module.training, {id(tensor): name for name, tensor in tensors.items()}, samples)
     with torch.random.fork_rng(devices=[]):
-        before = drawn()
+        generator_states = drawn()
         with torch.enable_grad(), notes:
             try:
                 outputs = module(samples)
@@ -154,7 +154,7 @@ def _read(spec: ModelSpec, module: nn.Module, batch: int) -> _Steps:
                     raise _Failed(f"its forward pass cannot be read: {one_line(error)}") from None
         if notes.problem:
             raise Unsupported(notes.problem)
-        if drawn() != before:
+        if drawn() != generator_states:
             raise Unsupported("it draws random numbers")
     return notes.steps(outputs)
 
@@ -207,12 +207,12 @@ class _Notes(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        given = dict(kwargs or {})
+        keywords = dict(kwargs or {})
         if not self.problem:
             # Dropout draws nothing here, so that other random numbers are detected.
-            out = (_undropped if func is functional.dropout else func)(*args, **given)
+            out = (_undropped if func is functional.dropout else func)(*args, **keywords)
             try:
-                self._note(func, args, given, out)
+                self._note(func, args, keywords, out)
             except Unsupported as error:
                 self.problem = str(error)
             except TypeError:  # arguments that the rule does not take
@@ -247,20 +247,20 @@ class _Notes(TorchFunctionMode):
         return steps
 
     def _note(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        found = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        self._kept += found
-        own = [self._names[id(tensor)] for tensor in given if id(tensor) in self._names]
-        if not found and func.__name__ in _QUESTIONS:
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self._kept += outputs
+        names = [self._names[id(tensor)] for tensor in inputs if id(tensor) in self._names]
+        if not outputs and func.__name__ in _QUESTIONS:
             return
-        if not any(id(tensor) in self._values for tensor in given):
-            self._zeros -= {id(tensor) for tensor in found}
+        if not any(id(tensor) in self._values for tensor in inputs):
+            self._zeros -= {id(tensor) for tensor in outputs}
             if func is torch.zeros:
                 self._zeros.add(id(out))
-            if any(name in self._spec.names or not found for name in own):
-                raise Unsupported(f"it calls {_called(func)} with {own[0]}")
-            if own:  # computed from a buffer that is not part of the model
-                self._names.update((id(tensor), own[0]) for tensor in found)
+            if any(name in self._spec.names or not outputs for name in names):
+                raise Unsupported(f"it calls {_called(func)} with {names[0]}")
+            if names:  # computed from a buffer that is not part of the model
+                self._names.update((id(tensor), names[0]) for tensor in outputs)
             return
         rule = _RULES.get(func)
         if rule is None:
@@ -269,8 +269,8 @@ class _Notes(TorchFunctionMode):
             raise Unsupported(f"it calls {_called(func)} without a gradient")
         if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
             raise Unsupported("it chooses a precision of its own")
-        value, result = rule(self, out, *args, **kwargs), found[0]
-        if rule not in _KEEPING and any(result is tensor for tensor in given):
+        value, result = rule(self, out, *args, **kwargs), outputs[0]
+        if rule not in _KEEPING and any(result is tensor for tensor in inputs):
             self._forget(result)
         self._values[id(result)] = value
 
@@ -285,8 +285,8 @@ class _Notes(TorchFunctionMode):
         """The value of a tensor to which a layer is applied."""
         value = self._values.get(id(tensor))
         if value is None:
-            what = self._names.get(id(tensor), "something else than its samples")
-            raise Unsupported(f"it computes with {what} outside of a layer")
+            operand = self._names.get(id(tensor), "something else than its samples")
+            raise Unsupported(f"it computes with {operand} outside of a layer")
         if value.final:
             raise Unsupported("it computes with its outputs")
         if value.last:
@@ -322,10 +322,10 @@ class _Notes(TorchFunctionMode):
     ) -> _Value:  # fmt: skip
         kernel = weight.shape[2], weight.shape[3]
         if isinstance(padding, str):
-            wide = [d * (k - 1) for d, k in zip(pair(dilation), kernel, strict=True)]
-            if padding == "same" and any(each % 2 for each in wide):
+            totals = [d * (k - 1) for d, k in zip(pair(dilation), kernel, strict=True)]
+            if padding == "same" and any(total % 2 for total in totals):
                 raise Unsupported("a convolution pads its two sides differently")
-            padding = [each // 2 if padding == "same" else 0 for each in wide]
+            padding = [total // 2 if padding == "same" else 0 for total in totals]
         layer = layers.Conv2d(pair(stride), pair(padding), pair(dilation), groups, input.shape[1], kernel)
         return self._leaf(self._image(input), layer, weight=weight, bias=bias)
 
@@ -423,10 +423,10 @@ class _Notes(TorchFunctionMode):
     def _mean(
         self, out: Tensor, input: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
     ) -> _Value:
-        over = sorted(each % input.dim() for each in ([dim] if isinstance(dim, int) else dim or ()))
-        if over == [1] and input.dim() == 3 and not keepdim and not (before := self._of(input)).words:
+        dims = sorted(axis % input.dim() for axis in ([dim] if isinstance(dim, int) else dim or ()))
+        if dims == [1] and input.dim() == 3 and not keepdim and not (before := self._of(input)).words:
             return self._leaf(before, recurrent.MeanOfWords())
-        if over != [2, 3]:
+        if dims != [2, 3]:
             raise Unsupported("a mean over something else than pixels or words")
         value = self._means(self._image(input), list(input.shape[2:]))
         return value if keepdim else self._leaf(value, layers.Flatten())
@@ -517,10 +517,10 @@ class _Notes(TorchFunctionMode):
 
     @_rule(torch.add, Tensor.add, Tensor.add_)
     def _add(self, out: Tensor, input: Tensor, other: Any, *, alpha: float = 1) -> _Value:
-        one, two = self._of(input), self._of(other)
-        if alpha != 1 or input.shape != other.shape or one is two:
+        left, right = self._of(input), self._of(other)
+        if alpha != 1 or input.shape != other.shape or left is right:
             raise Unsupported("a sum of something else than a value and what was computed from it")
-        for first, last in ((one, two), (two, one)):
+        for first, last in ((left, right), (right, left)):
             inside = last.since(first)
             if inside is not None:
                 return _Value(first, inside, first.words)
@@ -582,8 +582,8 @@ class _Notes(TorchFunctionMode):
         """The last layer's state behind the last word."""
         assert states.last is not None
         words = states.last[1]
-        every = replace(states, last=None)
-        return replace(self._leaf(every, recurrent.WordAt(words - 1, words)), words=False)
+        all_states = replace(states, last=None)
+        return replace(self._leaf(all_states, recurrent.WordAt(words - 1, words)), words=False)
 
     @_rule(torch.transpose, Tensor.transpose, torch.permute, Tensor.permute, keeps=True)
     def _transpose(self, out: Tensor, input: Tensor, *dims: Any, **named: Any) -> _Value:
@@ -591,8 +591,8 @@ class _Notes(TorchFunctionMode):
         order = tuple(range(input.dim()))
         if named or not before.words or len(order) != 3:
             raise Unsupported("it transposes something else than the classes of words")
-        flat = [each % 3 for dim in dims for each in ([dim] if isinstance(dim, int) else dim)]
-        if flat not in ([0, 2, 1], [1, 2], [2, 1]):
+        axes = [axis % 3 for dim in dims for axis in ([dim] if isinstance(dim, int) else dim)]
+        if axes not in ([0, 2, 1], [1, 2], [2, 1]):
             raise Unsupported("it transposes something else than the classes of words")
         return replace(before, final=True)
 
@@ -610,10 +610,10 @@ class _Notes(TorchFunctionMode):
 
     def _channels(self, input: Tensor) -> _Value:
         """The value of samples ``(B, channels, ...)``."""
-        before = self._of(input)
-        if before.words:
+        value = self._of(input)
+        if value.words:
             raise Unsupported("a normalisation over the words of a text")
-        return before
+        return value
 
     def _image(self, input: Tensor) -> _Value:
         """The value of images ``(B, channels, height, width)``."""
@@ -643,8 +643,8 @@ def _leaves(steps: _Steps) -> Iterator[Leaf]:
 
 def _chain(steps: _Steps) -> Chain:
     """The layers of the steps, fused where one kernel computes several."""
-    own = [step.layer if isinstance(step, Leaf) else Residual(_chain(step)) for step in steps]
-    return Chain(fuse(_pool_first(own)))
+    parts = [step.layer if isinstance(step, Leaf) else Residual(_chain(step)) for step in steps]
+    return Chain(fuse(_pool_first(parts)))
 
 
 def _pool_first(chain: list[Layer]) -> list[Layer]:
@@ -660,14 +660,14 @@ def _pool_first(chain: list[Layer]) -> list[Layer]:
 
 def _described(steps: _Steps) -> list[Any]:
     """A description of the steps, by which two readings are compared."""
-    found: list[Any] = []
+    description: list[Any] = []
     for step in steps:
         if isinstance(step, Leaf):
             settings = {k: v for k, v in vars(step.layer).items() if isinstance(v, int | float | tuple)}
-            found.append((type(step.layer), settings, dict(step.names)))
+            description.append((type(step.layer), settings, dict(step.names)))
         else:
-            found.append(_described(step))
-    return found
+            description.append(_described(step))
+    return description
 
 
 def _called(func: Callable[..., Any]) -> str:
@@ -689,7 +689,7 @@ def _undropped(input: Tensor, p: float = 0.5, training: bool = True, inplace: bo
 
 def _state(module: nn.Module) -> list[Any]:
     """What a network may remember from one forward pass to the next, apart from tensors."""
-    found: list[Any] = []
+    state: list[Any] = []
     for name, part in module.named_modules():
         for key, value in vars(part).items():
             if isinstance(value, random.Random):
@@ -698,13 +698,13 @@ def _state(module: nn.Module) -> list[Any]:
                 value = str(value.bit_generator.state)
             elif isinstance(value, torch.Generator):
                 value = value.get_state().tolist()
-            several = value if isinstance(value, tuple | list) else (value,)
-            if all(isinstance(each, bool | int | float | str | None) for each in several):
-                found.append((name, key, repr(value)))
-    return found
+            items = value if isinstance(value, tuple | list) else (value,)
+            if all(isinstance(item, bool | int | float | str | None) for item in items):
+                state.append((name, key, repr(value)))
+    return state
 
 
 def drawn() -> tuple[object, ...]:
     """The states of the generators that a forward pass may draw from."""
-    own, numpy = random.getstate(), str(np.random.get_state(legacy=False)["state"])  # noqa: NPY002
-    return torch.get_rng_state().numpy().tobytes(), own, numpy
+    python, numpy = random.getstate(), str(np.random.get_state(legacy=False)["state"])  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), python, numpy

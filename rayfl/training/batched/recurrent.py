@@ -169,37 +169,37 @@ class _Cells:
         size, recurrent = h.shape[3], self.recurrent.value.transpose(1, 2)
         # All views at once: with one client a view costs as much as the arithmetic on it.
         parts = (gates, gates[..., : 2 * size], *gates.chunk(4, 3), h, c, tanh_c)
-        before: tuple[torch.Tensor, torch.Tensor] | None = None
-        for now, i_and_f, i, f, g, o, h_t, c_t, tanh_c_t in zip(*(p.unbind(1) for p in parts), strict=True):
-            if before:
-                now.baddbmm_(before[0], recurrent)
+        previous: tuple[torch.Tensor, torch.Tensor] | None = None
+        for a_t, i_and_f, i, f, g, o, h_t, c_t, tanh_c_t in zip(*(p.unbind(1) for p in parts), strict=True):
+            if previous:
+                a_t.baddbmm_(previous[0], recurrent)
             i_and_f.sigmoid_()
             g.tanh_()
             o.sigmoid_()
             torch.mul(i, g, out=c_t)
-            if before:
-                c_t.addcmul_(f, before[1])
+            if previous:
+                c_t.addcmul_(f, previous[1])
             torch.tanh(c_t, out=tanh_c_t)
             torch.mul(o, tanh_c_t, out=h_t)
-            before = h_t, c_t
+            previous = h_t, c_t
 
     def backward(self, dh: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         """Backpropagation through time, then the update; returns the input's gradient if it is needed."""
         if self._compiled:
             slopes, backwards = self._gates, self.recurrent.value.transpose(1, 2)
-            given = slopes, self._c, self._tanh_c, dh, backwards
-            lstm_kernel.backward(*(tensor.contiguous().numpy() for tensor in given))
+            tensors = slopes, self._c, self._tanh_c, dh, backwards
+            lstm_kernel.backward(*(tensor.contiguous().numpy() for tensor in tensors))
         else:
             slopes = self._back_through_time(dh)
 
         flat = slopes.flatten(1, 2)
         dx = torch.bmm(flat, self.input.value).view_as(self._x) if need_input else None
         self.input.descend_product(flat.transpose(1, 2), self._x.flatten(1, 2))
-        before, after = self._h[:, :-1].flatten(1, 2), slopes[:, 1:].flatten(1, 2)
-        self.recurrent.descend_product(after.transpose(1, 2), before)
-        moving = [bias for bias in self.biases if not bias.frozen]
-        total = flat.sum(1) if moving else None
-        for bias in moving:
+        h_before, da_after = self._h[:, :-1].flatten(1, 2), slopes[:, 1:].flatten(1, 2)
+        self.recurrent.descend_product(da_after.transpose(1, 2), h_before)
+        learning = [bias for bias in self.biases if not bias.frozen]
+        total = flat.sum(1) if learning else None
+        for bias in learning:
             assert total is not None
             bias.descend(total)
         return dx
@@ -224,14 +224,14 @@ class _Cells:
         dc = dh.new_zeros(clients, texts, size)
         parts = (dh, by_c, da[..., :3, :], da[..., 3, :], forget, slopes)
         places = list(zip(*(p.unbind(1) for p in parts), strict=True))
-        later = None  # the gradient of h_t through the states after it
+        dh_later = None  # the gradient of h_t through the states after it
         for t in reversed(range(length)):
             dh_t, by_c_t, da_ifg, da_o, forget_t, da_t = places[t]
-            dh_t = dh_t if later is None else later.add_(dh_t)
+            dh_t = dh_t if dh_later is None else dh_later.add_(dh_t)
             dc.addcmul_(dh_t, by_c_t)
             da_ifg.mul_(dc.unsqueeze(2))
             da_o.mul_(dh_t)
             dc.mul_(forget_t)
             if t:
-                later = torch.bmm(da_t, recurrent)
+                dh_later = torch.bmm(da_t, recurrent)
         return slopes

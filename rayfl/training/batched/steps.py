@@ -81,8 +81,8 @@ class StepPlan:
             same = np.flatnonzero(sizes == n)
             s = -(-n // batch)
             padded = np.zeros((len(same), epochs, s * batch), np.int64)
-            found = orders_of_size(seed, round, ids[same], n, epochs, work.phase)
-            padded[:, :, :n] = found + firsts[same, None, None]
+            orders = orders_of_size(seed, round, ids[same], n, epochs, work.phase)
+            padded[:, :, :n] = orders + firsts[same, None, None]
             batches = padded.reshape(len(same), epochs, s, batch)[:, :, :, : self.places.shape[2]]
             ends = np.minimum(batch, n - batch * np.arange(s))
             if s % self._per_step:  # an odd last one is paired with the first
@@ -98,24 +98,25 @@ class StepPlan:
             self._make(visits.shape[2], len(visits))
             self._place(visits.transpose(1, 0, 2), np.arange(len(visits)), sizes)
             return
-        self.totals = np.array([-(-len(own) // self._per_step) for own in visits], np.int64)
+        self.totals = np.array([-(-len(batches) // self._per_step) for batches in visits], np.int64)
         widths = [
-            own.shape[1] if isinstance(own, np.ndarray) else max(map(len, own), default=0) for own in visits
+            batches.shape[1] if isinstance(batches, np.ndarray) else max(map(len, batches), default=0)
+            for batches in visits
         ]
         self._make(max([1, *widths]), len(visits))
         firsts = np.cumsum(sizes) - sizes
         shapes: dict[tuple[int, ...], list[int]] = {}
-        for c, given in enumerate(visits):
-            if isinstance(given, np.ndarray) and given.size:
-                shapes.setdefault(given.shape, []).append(c)
+        for c, passes in enumerate(visits):
+            if isinstance(passes, np.ndarray) and passes.size:
+                shapes.setdefault(passes.shape, []).append(c)
                 continue
-            check_visits(given, int(sizes[c]))
-            if len(given):
-                own = [*given, given[0]] if len(given) % self._per_step else given
-                lengths = np.array([len(batch) for batch in own])
+            check_visits(passes, int(sizes[c]))
+            if len(passes):
+                batches = [*passes, passes[0]] if len(passes) % self._per_step else passes
+                lengths = np.array([len(batch) for batch in batches])
                 valid = np.arange(self.places.shape[2]) < lengths[:, None]
-                self.places[: len(own), c][valid] = np.concatenate(own) + firsts[c]
-                self.counts[: len(own), c] = lengths
+                self.places[: len(batches), c][valid] = np.concatenate(batches) + firsts[c]
+                self.counts[: len(batches), c] = lengths
         for same in shapes.values():
             self._place(np.stack([visits[c] for c in same], axis=1), np.array(same), sizes)
 

@@ -119,15 +119,15 @@ def store_larger(typing: Any, y: Any, winner: Any, at: Any, x: Any, of: Any, fir
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         y_, winner_, at_, x_, of_, first_ = args
         best_at = _pointer(context, builder, y, y_, at_, _FLOATS)
-        where_at = _pointer(context, builder, winner, winner_, at_, _INTS)
-        best, where = builder.load(best_at, align=4), builder.load(where_at, align=4)
-        new = builder.load(_pointer(context, builder, x, x_, of_, _FLOATS), align=4)
-        greater = builder.fcmp_ordered(">", new, best)
-        better = builder.or_(greater, builder.fcmp_unordered("uno", new, new))
+        winners_at = _pointer(context, builder, winner, winner_, at_, _INTS)
+        best, winners = builder.load(best_at, align=4), builder.load(winners_at, align=4)
+        candidate = builder.load(_pointer(context, builder, x, x_, of_, _FLOATS), align=4)
+        greater = builder.fcmp_ordered(">", candidate, best)
+        better = builder.or_(greater, builder.fcmp_unordered("uno", candidate, candidate))
         better = builder.or_(better, _broadcast(builder, first_, ir.VectorType(ir.IntType(1), LANES)))
-        here = _broadcast(builder, builder.trunc(of_, _INT), _INTS)
-        builder.store(builder.select(better, new, best), best_at, align=4)
-        builder.store(builder.select(better, here, where), where_at, align=4)
+        position = _broadcast(builder, builder.trunc(of_, _INT), _INTS)
+        builder.store(builder.select(better, candidate, best), best_at, align=4)
+        builder.store(builder.select(better, position, winners), winners_at, align=4)
         return context.get_dummy_value()
 
     return types.void(y, winner, types.intp, x, types.intp, types.boolean), generate
@@ -156,19 +156,19 @@ def store_maximum(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         y_, winner_, at_ = args[:3]
         window_, right_, below_ = (builder.trunc(a, _INT) for a in args[3:6])
-        beside = builder.add(window_, right_)
-        windows = (window_, beside, builder.add(window_, below_), builder.add(beside, below_))
-        best, where = args[6], _broadcast(builder, window_, _INTS)
+        neighbour = builder.add(window_, right_)
+        windows = (window_, neighbour, builder.add(window_, below_), builder.add(neighbour, below_))
+        best, winners = args[6], _broadcast(builder, window_, _INTS)
         for pixel, start in zip(args[7:], windows[1:], strict=True):
             greater = builder.fcmp_ordered(">", pixel, best)
             better = builder.or_(greater, builder.fcmp_unordered("uno", pixel, pixel))
             best = builder.select(better, pixel, best)
-            where = builder.select(better, _broadcast(builder, start, _INTS), where)
-        zero, none = ir.Constant(_FLOATS, [0.0] * LANES), ir.Constant(_INTS, [-1] * LANES)
+            winners = builder.select(better, _broadcast(builder, start, _INTS), winners)
+        zero, no_winner = ir.Constant(_FLOATS, [0.0] * LANES), ir.Constant(_INTS, [-1] * LANES)
         active = builder.fcmp_unordered(">", best, zero)
-        best, where = builder.select(active, best, zero), builder.select(active, where, none)
+        best, winners = builder.select(active, best, zero), builder.select(active, winners, no_winner)
         builder.store(best, _pointer(context, builder, y, y_, at_, _FLOATS), align=4)
-        builder.store(where, _pointer(context, builder, winner, winner_, at_, _INTS), align=4)
+        builder.store(winners, _pointer(context, builder, winner, winner_, at_, _INTS), align=4)
         return context.get_dummy_value()
 
     numbers = [types.intp] * 4

@@ -93,8 +93,8 @@ class VmapNetwork(Network):
         if self.draws and precision != "float32":
             raise Unsupported(f"it draws random numbers in {precision}")
         self._lengths: Sequence[int] | None = None
-        inputs = 0, 0, None, 0, 0, 0, 0
-        self._gradients: Any = vmap(grad_and_value(self._loss, has_aux=True), in_dims=inputs)
+        in_dims = 0, 0, None, 0, 0, 0, 0
+        self._gradients: Any = vmap(grad_and_value(self._loss, has_aux=True), in_dims=in_dims)
         self._outputs_of_all: Any = vmap(self._outputs, in_dims=(0, 0, None, 0, 0, 0))
         self._guides: Guides | None = None
         self._judge: nn.Module | None = None  # runs the guides' models, in evaluation mode
@@ -127,9 +127,9 @@ class VmapNetwork(Network):
         counted = (weights > 0).to(weights.dtype)
         least = len(x) if self._lengths is None else min(self._lengths)
         # torch.func has no BatchNorm of bfloat16 with statistics in float32.
-        own = self._lengths is not None or self._precision != "float32"
+        replace_norm = self._lengths is not None or self._precision != "float32"
         dropping = dropout.given(factors) if self.draws else nullcontext()
-        with dropping, _WithoutPadding(counted, least) if own else nullcontext():
+        with dropping, _WithoutPadding(counted, least) if replace_norm else nullcontext():
             # Autocast would keep its cache of rounded weights beyond the function that is vectorised.
             network = partial(functional_call, self._module, values)
             outputs = forward(network, x, self._precision, cached=False)
@@ -141,8 +141,8 @@ class VmapNetwork(Network):
         factors: Sequence[torch.Tensor], weights: torch.Tensor, y: torch.Tensor,
     ) -> tuple[torch.Tensor, Tensors]:  # fmt: skip
         """One client's loss, and its buffers after the forward pass."""
-        outputs, after = self._outputs(parameters, buffers, rest, x, factors, weights)
-        return (self.spec.loss.each(outputs, y) * weights).sum(), after
+        outputs, new_buffers = self._outputs(parameters, buffers, rest, x, factors, weights)
+        return (self.spec.loss.each(outputs, y) * weights).sum(), new_buffers
 
     @override
     def load(
@@ -164,15 +164,15 @@ class VmapNetwork(Network):
         values = {name: parameter.value for name, parameter in self.parameters.items()}
         buffers = {name: buffer[:clients] for name, buffer in self.buffers.items()}
         self._lengths = step.lengths
-        given = x, dropout.drawn(self._draws, clients, x.shape[1], step, x), weights
+        inputs = x, dropout.drawn(self._draws, clients, x.shape[1], step, x), weights
         if self._guides is not None:
-            gradients, losses, after = self._guided(self._guides, values, buffers, given, y)
+            gradients, losses, new_buffers = self._guided(self._guides, values, buffers, inputs, y)
         elif task_of(self.spec.model) == "words":
-            gradients, losses, after = self._words(values, buffers, given, y)
+            gradients, losses, new_buffers = self._words(values, buffers, inputs, y)
         else:
-            gradients, (losses, after) = self._gradients(values, buffers, self._current, *given, y)
+            gradients, (losses, new_buffers) = self._gradients(values, buffers, self._current, *inputs, y)
         for name, buffer in buffers.items():
-            buffer.copy_(after[name])
+            buffer.copy_(new_buffers[name])
         for name, gradient in gradients.items():
             self.parameters[name].descend(gradient)
         assert isinstance(losses, torch.Tensor)
@@ -191,8 +191,8 @@ class VmapNetwork(Network):
         if self._judge is None:
             self._judge = self.spec.build().to(y.device).eval()
         judge, term, clients = self._judge, guides.term, len(y)
-        others = [self._named(each[:clients]) for each in guides.models]
-        with watching(self._module, guides.layer) as own, watching(judge, guides.layer) as watched:
+        guide_models = [self._named(model[:clients]) for model in guides.models]
+        with watching(self._module, guides.layer) as see_client, watching(judge, guides.layer) as see_guide:
 
             def loss(
                 parameters: Tensors, kept: Tensors, rest: Tensors, models: Sequence[Tensors],
@@ -200,18 +200,22 @@ class VmapNetwork(Network):
             ) -> tuple[torch.Tensor, tuple[torch.Tensor, Tensors]]:  # fmt: skip
                 """One client's loss with the term; then its loss without the term, and its buffers."""
                 x, factors, weights = given
-                outputs, after = self._outputs(parameters, kept, rest, x, factors, weights)
-                mine = own(outputs)
-                theirs = [
-                    watched(forward(partial(functional_call, judge, each), x, self._precision, cached=False))
-                    for each in models
+                outputs, new_buffers = self._outputs(parameters, kept, rest, x, factors, weights)
+                client_seen = see_client(outputs)
+                guides_seen = [
+                    see_guide(
+                        forward(partial(functional_call, judge, model), x, self._precision, cached=False)
+                    )
+                    for model in models
                 ]
                 plain = (self.spec.loss.each(outputs, y) * weights).sum()
-                return plain + (term(mine, theirs, y) * weights).sum(), (plain, after)
+                return plain + (term(client_seen, guides_seen, y) * weights).sum(), (plain, new_buffers)
 
             step: Any = vmap(grad_and_value(loss, has_aux=True), in_dims=(0, 0, None, 0, 0, 0))
-            gradients, (_, (losses, after)) = step(values, buffers, self._current, others, given, y)
-        return gradients, losses, after
+            gradients, (_, (losses, new_buffers)) = step(
+                values, buffers, self._current, guide_models, given, y
+            )
+        return gradients, losses, new_buffers
 
     def _named(self, models: torch.Tensor) -> Tensors:
         """The tensors ``(C, *shape)`` of models ``(C, P)``, by name."""
@@ -227,11 +231,15 @@ class VmapNetwork(Network):
         """Gradients, losses ``(C,)`` and buffers of a network that predicts every word."""
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
         with torch.enable_grad():
-            outputs, after = self._forward(leaves, buffers, given)
+            outputs, new_buffers = self._forward(leaves, buffers, given)
             logits = outputs.movedim(2, 3).flatten(1, 2)  # (C, B, K, L) to (C, B L, K)
         losses, delta = loss_of(self.spec.loss, logits.detach(), *predictions(y, given[2]))
-        found = torch.autograd.grad(logits, list(leaves.values()), delta, materialize_grads=True)
-        return dict(zip(leaves, found, strict=True)), losses, {n: b.detach() for n, b in after.items()}
+        gradients = torch.autograd.grad(logits, list(leaves.values()), delta, materialize_grads=True)
+        return (
+            dict(zip(leaves, gradients, strict=True)),
+            losses,
+            {n: b.detach() for n, b in new_buffers.items()},
+        )
 
     def _forward(self, leaves: Tensors, buffers: Tensors, given: _Given) -> tuple[torch.Tensor, Tensors]:
         """Outputs ``(C, B, K, L)`` and buffers of all clients; a single client needs no vectorisation."""
@@ -239,10 +247,14 @@ class VmapNetwork(Network):
         if len(x) > 1:
             with sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be vectorised
                 return self._outputs_of_all(leaves, buffers, self._current, *given)  # type: ignore[no-any-return]
-        own, kept = ({n: t.view(t.shape[1:]) for n, t in some.items()} for some in (leaves, buffers))
-        mine = [each[0] for each in factors]
-        outputs, after = self._outputs(own, kept, self._current, x[0], mine, weights[0])
-        return outputs.unsqueeze(0), {name: buffer.unsqueeze(0) for name, buffer in after.items()}
+        parameters, client_buffers = (
+            {n: t.view(t.shape[1:]) for n, t in tensors.items()} for tensors in (leaves, buffers)
+        )
+        client_factors = [factor[0] for factor in factors]
+        outputs, new_buffers = self._outputs(
+            parameters, client_buffers, self._current, x[0], client_factors, weights[0]
+        )
+        return outputs.unsqueeze(0), {name: buffer.unsqueeze(0) for name, buffer in new_buffers.items()}
 
 
 class VmapEngine(BatchedEngine):
@@ -324,9 +336,9 @@ class VmapEngine(BatchedEngine):
                 show = warnings.showwarning
 
                 def listen(message: Warning | str, *others: Any) -> None:
-                    found = _NO_RULE.match(str(message))
-                    if found and self.apart is not None:
-                        self.apart.add(found.group(1))
+                    match = _NO_RULE.match(str(message))
+                    if match and self.apart is not None:
+                        self.apart.add(match.group(1))
                     else:
                         show(message, *others)
 
@@ -357,10 +369,10 @@ class _WithoutPadding(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        given = dict(kwargs or {})
-        if func is functional.batch_norm and given.pop("training", False):
-            return self._normalise(*args, **given)
-        return func(*args, **given)
+        keywords = dict(kwargs or {})
+        if func is functional.batch_norm and keywords.pop("training", False):
+            return self._normalise(*args, **keywords)
+        return func(*args, **keywords)
 
     def _normalise(
         self,
@@ -377,15 +389,15 @@ class _WithoutPadding(TorchFunctionMode):
             raise Unsupported("a BatchNorm's batch is not the batch of samples")
         if self._least * x[0, 0].numel() < 2:
             raise ValueError("a batch of one has no variance")  # PyTorch's own message contains the shape
-        over, channels = (0, *range(2, x.dim())), (1, -1, *[1] * (x.dim() - 2))
+        dims, channels = (0, *range(2, x.dim())), (1, -1, *[1] * (x.dim() - 2))
         counted = self._counted.view(-1, *[1] * (x.dim() - 1))
         count = self._counted.sum() * x[0, 0].numel()
-        mean = (x * counted).sum(over) / count
+        mean = (x * counted).sum(dims) / count
         centred = (x - mean.view(channels)) * counted
-        var = (centred * centred).sum(over) / count
-        for running, new in ((running_mean, mean), (running_var, var * (count / (count - 1)))):
+        var = (centred * centred).sum(dims) / count
+        for running, statistic in ((running_mean, mean), (running_var, var * (count / (count - 1)))):
             if running is not None:
-                running.mul_(1 - momentum).add_(new.detach() * momentum)
+                running.mul_(1 - momentum).add_(statistic.detach() * momentum)
         y = centred * torch.rsqrt(var + eps).view(channels)
         y = y if weight is None else y * weight.view(channels)
         y = y if bias is None else y + bias.view(channels)
@@ -408,23 +420,23 @@ def _rehearse(module: nn.Module, spec: ModelSpec) -> tuple[int, list[dropout.Dra
     weights = {parameter.data_ptr() for parameter in values.values()}
     values.update((name, buffer.clone()) for name, buffer in module.named_buffers())
     rest = {name: value for name, value in values.items() if name not in spec.names}
-    kept: dict[int, int] = {}
+    saved_sizes: dict[int, int] = {}
     draws: list[dropout.Draw] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.data_ptr() not in weights:
-            kept[tensor.data_ptr()] = tensor.numel()
+            saved_sizes[tensor.data_ptr()] = tensor.numel()
         return tensor
 
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        before = drawn()
+        generator_states = drawn()
         inputs = torch.from_numpy(x)
         with dropout.rehearsed(len(x), draws):
             output = functional_call(module, values, (inputs.long() if x.dtype == np.int32 else inputs,))
-        if before != drawn():
+        if generator_states != drawn():
             raise Unsupported("it draws random numbers")
     for name, value in rest.items():
         if values[name] is not value:
             raise Unsupported(f"it replaces {name}, which is no part of the model")
     del output
-    return sum(kept.values()) // 2, draws
+    return sum(saved_sizes.values()) // 2, draws
