@@ -248,7 +248,9 @@ def on_premise(text: str) -> str:
     places = [*(match.start() for match in _SECTION.finditer(cloud)), len(cloud)]
     dropped = {match[1] for match in _SECTION.finditer(onprem)} | {"available_node_types", "head_node_type"}
     sections = (cloud[a:b] for a, b in itertools.pairwise(places))
-    kept = [each for each in sections if each.partition(":")[0] not in dropped | {"cluster_name"}]
+    kept_sections = [
+        section for section in sections if section.partition(":")[0] not in dropped | {"cluster_name"}
+    ]
     head = (
         "# A Ray cluster for rayfl on machines of your own, which need ssh and Python with venv.\n#\n"
         "#   ray up cluster.yaml\n"
@@ -257,7 +259,7 @@ def on_premise(text: str) -> str:
         "#   ray down cluster.yaml\n#\n"
         "# CHOOSE the addresses, the user and the key, and the datasets that are prepared.\n\n"
     )
-    return f"{head}cluster_name: rayfl\n\n{onprem}\n{''.join(kept).rstrip()}\n"
+    return f"{head}cluster_name: rayfl\n\n{onprem}\n{''.join(kept_sections).rstrip()}\n"
 
 
 def _installed(package: str) -> dict[str, str]:

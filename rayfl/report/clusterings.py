@@ -207,7 +207,7 @@ def _crossed(result: ClusteringResult) -> PageTable:
     if result.groups is not None and len(np.unique(result.groups)) <= MOST_GROUPS:
         for group in np.unique(result.groups).tolist():
             counts = [int((result.groups[labels == i] == group).sum()) for i in clusters.tolist()]
-            shares = [n / of if n else None for n, of in zip(counts, sizes.tolist(), strict=True)]
+            shares = [n / total if n else None for n, total in zip(counts, sizes.tolist(), strict=True)]
             texts = [f"{n:,}" if n else "·" for n in counts]
             columns.append(Column(f"group {group}", texts, order=counts, shares=shares))
     return PageTable(columns, caption=f"clusters of {result.method}")

@@ -455,8 +455,8 @@ def boxes_of_clients(groups: Mapping[str, Sequence[RunFiles]], where: str = "") 
     if metric is None:
         return None
     results = {name: [results_of(run, metric) for run in runs] for name, runs in groups.items()}
-    measured = {name: [each for each in of if each is not None] for name, of in results.items()}
-    values = {name: np.concatenate(of) for name, of in measured.items() if of}
+    measured = {name: [each for each in arrays if each is not None] for name, arrays in results.items()}
+    values = {name: np.concatenate(arrays) for name, arrays in measured.items() if arrays}
     alt = ", ".join(filter(None, (f"Box plots of clients: {metric.label}", where)))
     return box(values, metric.label, alt, metric.format)
 

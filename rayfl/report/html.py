@@ -269,8 +269,8 @@ def thinned(line: Line, most: int = MOST_ROUNDS) -> Line:
     tests = [line.columns[name] for name in ("accuracy_mean", "loss_mean") if name in line.columns]
     tested = [i for i in range(count) if any(values[i] is not None for values in tests)]
     chosen |= {tested[i] for i in spaced(len(tested), most).tolist()}
-    kept = sorted(chosen)
-    columns = {name: [values[i] for i in kept] for name, values in line.columns.items()}
+    rows = sorted(chosen)
+    columns = {name: [values[i] for i in rows] for name, values in line.columns.items()}
     return Line(line.name, columns, line.hollow)
 
 

@@ -324,8 +324,8 @@ class StudyFile(Section):
                 f"report.reference: no method {self.report.reference!r}; "
                 f"{nearest(self.report.reference, self.methods)}"
             )
-        for each in self.expected:
-            for label in each.figures:
+        for published in self.expected:
+            for label in published.figures:
                 if label not in self.methods:
                     raise ValueError(f"expected: no method {label!r}; {nearest(label, self.methods)}")
         if self.tune is not None:
@@ -583,8 +583,8 @@ def _validated(given: Any) -> StudyFile:
 def _check_figures(study: StudyFile) -> None:
     """Refuse figures for points that the grid does not have. Not called for a size that keeps the figures of
     its study, since a size may have fewer points."""
-    for each in study.expected:
-        for label, figures in each.figures.items():
+    for published in study.expected:
+        for label, figures in published.figures.items():
             for name in figures if isinstance(figures, dict) else ():
                 if not study.has_point(name):
                     raise ConfigError(f"expected: {label}", f"the grid has no point {name!r}")
@@ -638,10 +638,10 @@ def _only(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
             raise ConfigError(where, f"no method {label!r}", nearest(label, study.methods))
     methods = {label: method for label, method in study.methods.items() if label in only}
     expected = []
-    for each in study.expected:
-        figures = {label: value for label, value in each.figures.items() if label in methods}
+    for published in study.expected:
+        figures = {label: value for label, value in published.figures.items() if label in methods}
         if figures:
-            expected.append(each.model_copy(update={"figures": figures}))
+            expected.append(published.model_copy(update={"figures": figures}))
     axes = {axis: list(at) for axis, at in study.axes.items()}
     claims = tuple(c for c in study.claims if parse_claim(c.claim, study.methods, axes).methods <= {*methods})
     reference = study.report.reference if study.report.reference in methods else None

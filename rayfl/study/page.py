@@ -260,13 +260,13 @@ def _choices(study: Study) -> Section | None:
     names = list(tune.space)
     rows = [
         (
-            each["method"],
-            ", ".join((each.get("at") or {}).values()) or UNKNOWN,
-            *(str(each["settings"].get(name, UNKNOWN)) for name in names),
-            UNKNOWN if not np.isfinite(each["score"]) else f"{each['score']:.2f}",
-            "chosen" if each.get("chosen") else "",
+            trial["method"],
+            ", ".join((trial.get("at") or {}).values()) or UNKNOWN,
+            *(str(trial["settings"].get(name, UNKNOWN)) for name in names),
+            UNKNOWN if not np.isfinite(trial["score"]) else f"{trial['score']:.2f}",
+            "chosen" if trial.get("chosen") else "",
         )
-        for each in study.tuned
+        for trial in study.tuned
     ]
     header = ("method", "at", *names, f"validation {tune.metric}", "")
     table = Table.of(header, rows, left=2, caption="settings that were tried", filter=len(rows) > 20)

@@ -88,7 +88,7 @@ def as_chosen(prepared: Prepared) -> list[PlannedRun]:
     ]
     if labels and len(outcomes) == len(labels):
         return plan(prepared.study, searching.chosen(prepared.study, outcomes))
-    tried = [run for each in prepared.candidates for run in each.runs]
+    tried = [run for candidate in prepared.candidates for run in candidate.runs]
     if not tried or not all(is_finished(run) for run in tried):
         return list(prepared.runs)
     return plan(prepared.study, tuning.best(prepared.study, prepared.candidates))
@@ -124,9 +124,10 @@ def check_clients(runs: Iterable[PlannedRun]) -> None:
 def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
     axes = {axis: list(at) for axis, at in study.axes.items()}
     statements = []
-    for each in study.expected:
+    for published in study.expected:
         statements += [
-            (claim, claim_rules.parse(claim.claim, study.methods, axes)) for claim in _expected(study, each)
+            (claim, claim_rules.parse(claim.claim, study.methods, axes))
+            for claim in _expected(study, published)
         ]
     for claim in study.claims:
         for axis, point in claim.at.items():

@@ -166,7 +166,7 @@ def remember(study: StudyFile, found: SearchOutcome) -> None:
     """
     path = _path(study, found.method)
     files.make(path.parent, parents=True)
-    tried = [{**each, "score": _finite(each["score"])} for each in found.tried]
+    tried = [{**trial, "score": _finite(trial["score"])} for trial in found.tried]
     files.write(path, json.dumps(clean({"method": found.method, "tried": tried}), indent=1) + "\n")
 
 
@@ -175,8 +175,8 @@ def remembered(study: StudyFile, label: str) -> SearchOutcome | None:
     try:
         record = json.loads(_path(study, label).read_text(encoding="utf-8"))
         tried = [
-            {**each, "score": -math.inf if each["score"] is None else float(each["score"])}
-            for each in record["tried"]
+            {**trial, "score": -math.inf if trial["score"] is None else float(trial["score"])}
+            for trial in record["tried"]
         ]
         outcome = SearchOutcome(label, tuple(tried))
         return outcome if outcome.ended else None
@@ -187,10 +187,10 @@ def remembered(study: StudyFile, label: str) -> SearchOutcome | None:
 def chosen(study: StudyFile, found: Iterable[SearchOutcome]) -> Chosen:
     """What searches chose, for every point of the grid; a method whose trials all failed has no entry."""
     return {
-        (each.method, place_of(point)): each.chosen
-        for each in found
+        (outcome.method, place_of(point)): outcome.chosen
+        for outcome in found
         for point in points(study)
-        if each.chosen is not None
+        if outcome.chosen is not None
     }
 
 
@@ -216,7 +216,7 @@ def _named(study: StudyFile, label: str, runs: Sequence[PlannedRun]) -> list[str
         for value in _examples(values)
         if not isinstance(value, bool | int | float | None)  # numbers name nothing
     ]
-    hashes = {each for config in configs for each in (*sources_of(config), *contents_of(config))}
+    hashes = {digest for config in configs for digest in (*sources_of(config), *contents_of(config))}
     return sorted(hashes.difference(*((*sources_of(r.config), *contents_of(r.config)) for r in runs[:1])))
 
 

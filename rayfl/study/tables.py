@@ -243,12 +243,12 @@ def claim_table(judgements: Sequence[Judgement]) -> TextTable:
 def claim_lines(judgements: Sequence[Judgement]) -> list[str]:
     """Verdicts for a terminal: ``holds      PACFL.ari > 0.5, alpha 0.1: 0.83 (0.71 to 0.95)``."""
     lines = []
-    for each in judgements:
-        at = "".join(f", {spoken(axis, name)}" for axis, name in each.point.items())
-        value, between = _amounts(each)
-        bounds = f" ({between})" * each.interval.known
-        why = f"; {each.why}" * bool(each.why)
-        lines.append(f"{each.verdict:<10} {each.statement.text}{at}: {value}{bounds}{why}")
+    for judgement in judgements:
+        at = "".join(f", {spoken(axis, name)}" for axis, name in judgement.point.items())
+        value, between = _amounts(judgement)
+        bounds = f" ({between})" * judgement.interval.known
+        why = f"; {judgement.why}" * bool(judgement.why)
+        lines.append(f"{judgement.verdict:<10} {judgement.statement.text}{at}: {value}{bounds}{why}")
     return lines
 
 

@@ -201,13 +201,13 @@ def told(study: StudyFile, found: Sequence[Candidate]) -> list[dict[str, Any]]:
     assert tune is not None
     return [
         {
-            "method": each.method,
+            "method": candidate.method,
             **({"at": point} if point else {}),
-            "settings": each.settings,
-            "score": each.score(tune.metric, point),
-            "state": "finished" if all(map(is_finished, each.at(point))) else "failed",
-            "paths": [str(directory_of(run)) for run in each.at(point)],
+            "settings": candidate.settings,
+            "score": candidate.score(tune.metric, point),
+            "state": "finished" if all(map(is_finished, candidate.at(point))) else "failed",
+            "paths": [str(directory_of(run)) for run in candidate.at(point)],
         }
-        for each in found
+        for candidate in found
         for point in points(study)
     ]
