@@ -51,13 +51,13 @@ def cluster_without_training(configs: Sequence[Config]) -> tuple[list[Clustering
         building.check(config)
     if len(configs) == 1:
         return [_cluster(configs[0])], []
-    found, refused = [], []
+    results, failures = [], []
     for config in configs:
         try:
-            found.append(_cluster(config))
+            results.append(_cluster(config))
         except RayflError as error:
-            refused.append(f"{config.algorithm.name}: {error}")
-    return found, refused
+            failures.append(f"{config.algorithm.name}: {error}")
+    return results, failures
 
 
 def _cluster(config: Config) -> ClusteringResult:
@@ -74,9 +74,9 @@ def _cluster(config: Config) -> ClusteringResult:
         servers.tolerate = 0  # all clients are shown, so none may fail
         state = config.algorithm.begin(building.setup_of(config, federation, host.spec, servers.edges))
         clients = ClientQueries(config, servers, stages[:1], state, transfers.append)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         clusters = clients.cluster(config.clustering, keep_distances=True)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
     finally:
         backend.close()
     method, clustering = config.algorithm.name, config.clustering
@@ -107,15 +107,15 @@ def write(results: Sequence[ClusteringResult], folder: Path) -> list[Path]:
         draw(result.method, c, path)
         paths.append(path)
         arrays = {"distances": c.distances, "linkage": c.linkage}
-        known = {name: values for name, values in arrays.items() if values is not None}
-        if known:
+        present = {name: values for name, values in arrays.items() if values is not None}
+        if present:
             paths.append(path.with_suffix(".npz"))
-            np.savez_compressed(paths[-1], **known)  # type: ignore[arg-type]
+            np.savez_compressed(paths[-1], **present)  # type: ignore[arg-type]
     return [*paths, page.write(folder / "index.html", page_of(results, folder.resolve().name))]
 
 
 def _to_dict(result: ClusteringResult) -> dict[str, Any]:
-    found: dict[str, Any] = clean(
+    content: dict[str, Any] = clean(
         {
             "method": result.method,
             "clustering": result.clustering.model_dump(mode="json"),
@@ -130,4 +130,4 @@ def _to_dict(result: ClusteringResult) -> dict[str, Any]:
             **result.clusters.facts(),
         }
     )
-    return found
+    return content

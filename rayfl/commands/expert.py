@@ -49,12 +49,12 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
     except OSError as error:
         raise ConfigError("--out", f"cannot create {folder}: {error.strerror}") from None
     # The expert knows all training samples, unless inputs are scaled by those of the server.
-    whole = [] if config.data.normalise == "server" else ["data.server_share=0"]
+    all_samples = [] if config.data.normalise == "server" else ["data.server_share=0"]
     with tempfile.TemporaryDirectory() as root:
-        alone = load(
+        expert_config = load(
             config,
             [
-                *whole,
+                *all_samples,
                 "algorithm={name: fedavg}",
                 "local={name: sgd}",
                 "order={name: shuffled}",
@@ -70,14 +70,16 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
                 f"output={{root: {root}, report: false, tensorboard: false}}",
             ],
         )
-        trained = api.run(alone).path / "models" / "model_0.safetensors"
+        trained = api.run(expert_config).path / "models" / "model_0.safetensors"
         model = folder / "expert.safetensors"
         shutil.copyfile(trained, model)
-    (stage, *_), host = building.build(alone)
+    (stage, *_), host = building.build(expert_config)
     samples, losses = stage.federation.samples, folder / "losses.npy"
     if samples.x_server is not None:  # include the server's samples, which depend on the seed
-        everything = alone.data.model_copy(update={"server_share": 0.0})
-        samples = held_out.read(everything, building.data_root(alone), 0, alone.seed, samples.scaling)
+        full_data = expert_config.data.model_copy(update={"server_share": 0.0})
+        samples = held_out.read(
+            full_data, building.data_root(expert_config), 0, expert_config.seed, samples.scaling
+        )
     np.save(losses, losses_of(model, host.spec, samples))
     return model, losses
 
@@ -86,12 +88,12 @@ def losses_of(model: Path, spec: ModelSpec, samples: Samples) -> NDArray[np.floa
     """The loss of a saved model on every training sample ``(n,)``; for texts the mean over the words."""
     module, batches = spec.build().eval(), Batches(samples, torch.device("cpu"))
     module.load_state_dict(load_file(model), strict=False)
-    found = []
+    losses = []
     with torch.inference_mode():
         for start in range(0, len(samples.y_train), _AT_ONCE):
             ids = np.arange(start, min(start + _AT_ONCE, len(samples.y_train)))
             x, y = batches.train(ids)
-            each = spec.loss.for_tests().each(module(x), y)
+            elementwise = spec.loss.for_tests().each(module(x), y)
             counted = (y != IGNORED).reshape(len(ids), -1).sum(1).clamp(min=1)
-            found.append((each.double().reshape(len(ids), -1).sum(1) / counted).numpy())
-    return np.concatenate(found)
+            losses.append((elementwise.double().reshape(len(ids), -1).sum(1) / counted).numpy())
+    return np.concatenate(losses)

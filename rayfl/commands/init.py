@@ -127,8 +127,8 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
             raise ConfigError("--kind", f"no files for {cluster!r}", nearest(cluster, CLUSTERS))
         wanted = cluster or next(iter(CLUSTERS))
         begin, *others = CLUSTERS[wanted].tries
-        there = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
-        first = f"{there}{begin}  (first look at the lines marked CHOOSE)"
+        cd = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+        first = f"{cd}{begin}  (first look at the lines marked CHOOSE)"
         return _write(folder, _cluster_files(wanted), "--folder"), [first, *others]
     if kind == "study":
         name = name or "my_study"
@@ -137,12 +137,12 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
                 "--name", f"{name!r} cannot be a study's name", "use letters, digits, . _ and -"
             )
         text = name if parse(name) == name else json.dumps(name)  # 123 would be a number
-        found = _write(folder, {f"{name}.yaml": _filled("study.yaml", {"__NAME__": text})})
-        return found, [f"rayfl study {found[0]} --dry-run", f"rayfl study {found[0]}"]
+        paths = _write(folder, {f"{name}.yaml": _filled("study.yaml", {"__NAME__": text})})
+        return paths, [f"rayfl study {paths[0]} --dry-run", f"rayfl study {paths[0]}"]
     skeleton = SKELETONS[kind]
     name = name or skeleton.name
-    written = folder / f"{name}.py"
-    _check_name(name, kind, skeleton, written)
+    module_file = folder / f"{name}.py"
+    _check_name(name, kind, skeleton, module_file)
     words = {
         "__NAME__": name,
         "__CLASS__": "".join(word.capitalize() for word in name.split("_")),
@@ -151,12 +151,12 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
         f"{name}.py": _filled(f"{kind}.py", words),
         f"test_{name}.py": _filled(f"test_{kind}.py", words),
     }
-    found = _write(folder, texts)
-    words["__FILE__"] = str(found[0])
-    test = f"python -m pytest {found[1]}"
+    paths = _write(folder, texts)
+    words["__FILE__"] = str(paths[0])
+    test = f"python -m pytest {paths[1]}"
     if importlib.util.find_spec("pytest") is None:
         test += "  (first: python -m pip install pytest)"
-    return found, [test, *(_replaced(line, words) for line in skeleton.tries)]
+    return paths, [test, *(_replaced(line, words) for line in skeleton.tries)]
 
 
 def _check_name(name: str, kind: str, skeleton: Skeleton, file: Path) -> None:
@@ -167,8 +167,8 @@ def _check_name(name: str, kind: str, skeleton: Skeleton, file: Path) -> None:
     if skeleton.registry and name in KINDS[skeleton.registry]:
         raise ConfigError("--name", f"there is a {kind} named {name!r} already", "choose another name")
     with contextlib.suppress(ImportError, ValueError):
-        known = importlib.util.find_spec(name)
-        if known is not None and not file.exists():
+        spec = importlib.util.find_spec(name)
+        if spec is not None and not file.exists():
             raise ConfigError("--name", f"there is a module named {name!r} already", "choose another name")
 
 
@@ -244,11 +244,13 @@ def on_premise(text: str) -> str:
     """
     cloud, _, end = text.partition("# On machines of your own:")
     lines = end.partition("# -- on-premise\n")[2].partition("# -- end")[0].splitlines()
-    own = "".join(f"{line.removeprefix('# ')}\n" for line in lines)
+    onprem = "".join(f"{line.removeprefix('# ')}\n" for line in lines)
     places = [*(match.start() for match in _SECTION.finditer(cloud)), len(cloud)]
-    dropped = {match[1] for match in _SECTION.finditer(own)} | {"available_node_types", "head_node_type"}
+    dropped = {match[1] for match in _SECTION.finditer(onprem)} | {"available_node_types", "head_node_type"}
     sections = (cloud[a:b] for a, b in itertools.pairwise(places))
-    kept = [each for each in sections if each.partition(":")[0] not in dropped | {"cluster_name"}]
+    kept_sections = [
+        section for section in sections if section.partition(":")[0] not in dropped | {"cluster_name"}
+    ]
     head = (
         "# A Ray cluster for rayfl on machines of your own, which need ssh and Python with venv.\n#\n"
         "#   ray up cluster.yaml\n"
@@ -257,23 +259,23 @@ def on_premise(text: str) -> str:
         "#   ray down cluster.yaml\n#\n"
         "# CHOOSE the addresses, the user and the key, and the datasets that are prepared.\n\n"
     )
-    return f"{head}cluster_name: rayfl\n\n{own}\n{''.join(kept).rstrip()}\n"
+    return f"{head}cluster_name: rayfl\n\n{onprem}\n{''.join(kept_sections).rstrip()}\n"
 
 
 def _installed(package: str) -> dict[str, str]:
     """A package and its dependencies, with the versions that are installed here."""
-    found: dict[str, str] = {}
-    left = [package]
-    while left:
-        name = re.sub(r"[-_.]+", "-", left.pop()).lower()
-        if name in found:
+    versions: dict[str, str] = {}
+    pending = [package]
+    while pending:
+        name = re.sub(r"[-_.]+", "-", pending.pop()).lower()
+        if name in versions:
             continue
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            there = importlib.metadata.distribution(name)
-            found[name] = there.version.partition("+")[0]  # torch 2.13.0+cpu
-            for need in there.requires or ():
-                left.append(re.split(r"[^A-Za-z0-9._-]", need, maxsplit=1)[0])
-    return found
+            distribution = importlib.metadata.distribution(name)
+            versions[name] = distribution.version.partition("+")[0]  # torch 2.13.0+cpu
+            for need in distribution.requires or ():
+                pending.append(re.split(r"[^A-Za-z0-9._-]", need, maxsplit=1)[0])
+    return versions
 
 
 def _requirements(packages: Sequence[str] = ("rayfl", "ray[default]")) -> str:

@@ -106,13 +106,13 @@ def assign_newcomers(
     """
     directory = RunDirectory.open(path)
     config = directory.config
-    found = checkpoints(directory.path / "checkpoints")
-    if not found:
+    checkpoint_paths = checkpoints(directory.path / "checkpoints")
+    if not checkpoint_paths:
         raise RayflError(f"{directory.path}: has no checkpoint yet; let the run finish first")
     stages, host = building.build(config, directory.scaling)
     directory.verify(stages)
     setup = setup_of(config, stages[0].federation, host.spec)
-    saved = Checkpoint.load(found[-1], type(config.algorithm.begin(setup)))
+    saved = Checkpoint.load(checkpoint_paths[-1], type(config.algorithm.begin(setup)))
     # A run that was stopped has not reached all of its events.
     stages = stages[: stage_of(stages, saved.state.round - 1) + 1]
     new = read_newcomers(config, stages[0].federation.samples, data, owners)
@@ -206,13 +206,13 @@ def _names(config: Config, data: Path, more: MoreSamples, owners: Owners) -> Nam
     if column is None:
         return np.zeros(len(more.y), np.int64).astype(str)
     if column not in more.columns:
-        known = ", ".join(sorted(more.columns)) or "none"
-        raise DataError(f"{data}: has no column {column!r} with each sample's newcomer, only {known}")
-    found = more.columns[column]
-    empty = np.flatnonzero(found == "")
+        available = ", ".join(sorted(more.columns)) or "none"
+        raise DataError(f"{data}: has no column {column!r} with each sample's newcomer, only {available}")
+    ids = more.columns[column]
+    empty = np.flatnonzero(ids == "")
     if len(empty):
         raise DataError(f"{data}: column {column!r} is empty for sample {empty[0]}")
-    return found
+    return ids
 
 
 def _divided(
@@ -246,73 +246,73 @@ def with_newcomers(stages: Sequence[Stage], round: int, new: NewSamples) -> tupl
         round: how many rounds are complete.
         new: the newcomers' samples.
     """
-    own, count = stages[0].federation.samples, len(new.train)
+    run_samples, count = stages[0].federation.samples, len(new.train)
     samples = replace(
-        own,
-        x_train=np.concatenate([own.x_train, new.samples.x_train]),
-        y_train=np.concatenate([own.y_train, new.samples.y_train]),
-        x_test=np.concatenate([own.x_test, new.samples.x_test]),
-        y_test=np.concatenate([own.y_test, new.samples.y_test]),
+        run_samples,
+        x_train=np.concatenate([run_samples.x_train, new.samples.x_train]),
+        y_train=np.concatenate([run_samples.y_train, new.samples.y_train]),
+        x_test=np.concatenate([run_samples.x_test, new.samples.x_test]),
+        y_test=np.concatenate([run_samples.y_test, new.samples.y_test]),
         domain_train=None,
         domain_test=None,
-        targets_train=_joined(own.targets_train, new.samples.targets_train),
-        targets_test=_joined(own.targets_test, new.samples.targets_test),
+        targets_train=_joined(run_samples.targets_train, new.samples.targets_train),
+        targets_test=_joined(run_samples.targets_test, new.samples.targets_test),
     )
-    train, test = len(own.x_train), len(own.x_test)
-    nobody = [np.empty(0, np.int64)] * count
+    train_count, test_count = len(run_samples.x_train), len(run_samples.x_test)
+    no_samples = [np.empty(0, np.int64)] * count
     numbers = np.arange(count) + stages[0].federation.clients
-    called_new = numbers.astype(str) if new.names is None else new.names
+    new_names = numbers.astype(str) if new.names is None else new.names
 
     def extended(
         old: Federation, its_train: Sequence[NDArray[np.int64]], its_test: Sequence[NDArray[np.int64]]
     ) -> Federation:
         return Federation(
             samples,
-            _appended(old.train, its_train, train, len(samples.x_train)),
-            _appended(old.validation, nobody, train, len(samples.x_train)),
-            _appended(old.test, its_test, test, len(samples.x_test)),
-            names=None if old.names is None else np.concatenate([old.names, called_new]),
+            _appended(old.train, its_train, train_count, len(samples.x_train)),
+            _appended(old.validation, no_samples, train_count, len(samples.x_train)),
+            _appended(old.test, its_test, test_count, len(samples.x_test)),
+            names=None if old.names is None else np.concatenate([old.names, new_names]),
         )
 
     before = [
         replace(
             stage,
-            federation=extended(stage.federation, nobody, nobody),
+            federation=extended(stage.federation, no_samples, no_samples),
             active=np.concatenate([stage.active, np.zeros(count, np.bool_)]),
         )
         for stage in stages
     ]
     last = stages[-1]
     federation = extended(
-        last.federation, [ids + train for ids in new.train], [ids + test for ids in new.test]
+        last.federation, [ids + train_count for ids in new.train], [ids + test_count for ids in new.test]
     )
     return (*before, Stage(round, federation, federation.sizes > 0, joined=numbers))
 
 
 def _owners(data: Path, samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], Names | None]:
     """The newcomer of each training and test sample, and the newcomers' ids if the file has such."""
-    found = []
+    owner_arrays = []
     with np.load(data, allow_pickle=False) as content:
         for name, count in (("client_train", len(samples.y_train)), ("client_test", len(samples.y_test))):
             try:
                 owners = np.asarray(content[name]) if name in content else np.zeros(count, np.int64)
             except ValueError:  # objects, which may be code
                 owners = np.empty(0)
-            text = owners.shape == (count,) and owners.dtype.kind == "U"
-            whole = owners.shape == (count,) and owners.dtype.kind in "iu"
-            if not text and (not whole or owners.astype(np.int64).min() < 0):
+            is_text = owners.shape == (count,) and owners.dtype.kind == "U"
+            is_integer = owners.shape == (count,) and owners.dtype.kind in "iu"
+            if not is_text and (not is_integer or owners.astype(np.int64).min() < 0):
                 raise DataError(
                     f"{data}: {name} must hold {count} numbers from 0, one per sample, or ids as text"
                 )
-            found.append(owners if text else owners.astype(np.int64))
-    kinds = {owners.dtype.kind for owners in found}
+            owner_arrays.append(owners if is_text else owners.astype(np.int64))
+    kinds = {owners.dtype.kind for owners in owner_arrays}
     if "U" not in kinds:
-        return found[0], found[1], None
+        return owner_arrays[0], owner_arrays[1], None
     if len(kinds) > 1:
         raise DataError(f"{data}: client_train and client_test must both hold numbers, or both ids as text")
-    names = np.array(in_order(np.unique(np.concatenate(found)).tolist()))
-    number = pd.Index(names)
-    train, test = (number.get_indexer(pd.Index(owners)).astype(np.int64) for owners in found)
+    names = np.array(in_order(np.unique(np.concatenate(owner_arrays)).tolist()))
+    index = pd.Index(names)
+    train, test = (index.get_indexer(pd.Index(owners)).astype(np.int64) for owners in owner_arrays)
     return train, test, names
 
 
@@ -404,11 +404,11 @@ class _Newcomers:
         # Newcomers may have founded clusters since, which no client of the run uses.
         average = self._add_model(_average(saved.models, weights[: len(saved.models)]))
         self._test(frame, "_global", average, adaptation)
-        alone = round(rounds * config.training.epochs * config.training.participation)
-        alone = max(1, alone) if local_epochs is None else local_epochs
-        if alone:
+        alone_epochs = round(rounds * config.training.epochs * config.training.participation)
+        alone_epochs = max(1, alone_epochs) if local_epochs is None else local_epochs
+        if alone_epochs:
             untrained = self._add_model(self.host.permute(self.host.spec.initial()))
-            work = replace(config.training.work(0, config.rounds), epochs=alone)
+            work = replace(config.training.work(0, config.rounds), epochs=alone_epochs)
             self._test(frame, "_local", untrained, work)
 
     def _queries(self, account: Callable[[Transfer], None] = lambda transfer: None) -> ClientQueries:

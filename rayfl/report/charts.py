@@ -128,8 +128,8 @@ def curves(
         }
 
     def of(metric: Metric) -> dict[str, Any]:
-        both = [metric.low, metric.high] if metric.low else []
-        band = {"encode": {"y": both or metric.column}, "band": both or None}
+        bounds = [metric.low, metric.high] if metric.low else []
+        band = {"encode": {"y": bounds or metric.column}, "band": bounds or None}
         line = {
             "encode": {"y": metric.column},
             "tip": {"y": metric.format, "low": metric.low, "high": metric.high},
@@ -176,18 +176,18 @@ def box(
         format: of a value.
         what: the members of a group are called this.
     """
-    known = {name: _finite(values) for name, values in groups.items()}
-    known = {name: values for name, values in known.items() if len(values)}
-    five = [np.quantile(values, (0, 0.25, 0.5, 0.75, 1)) for values in known.values()]
+    finite = {name: _finite(values) for name, values in groups.items()}
+    finite = {name: values for name, values in finite.items() if len(values)}
+    quantiles = [np.quantile(values, (0, 0.25, 0.5, 0.75, 1)) for values in finite.values()]
     names = ("least", "lower quartile", "median", "upper quartile", "most")
     source: dict[str, Sequence[Any]] = {
-        "group": list(known),
-        what: [len(values) for values in known.values()],
-        **{name: significant([f[i] for f in five]) for i, name in enumerate(names)},
-        "mean": significant([values.mean() for values in known.values()]),
+        "group": list(finite),
+        what: [len(values) for values in finite.values()],
+        **{name: significant([f[i] for f in quantiles]) for i, name in enumerate(names)},
+        "mean": significant([values.mean() for values in finite.values()]),
     }
     rows = [[what, what, "number:0"], ["mean", "mean", format], *([n, n, format] for n in reversed(names))]
-    option = _sideways(source, label, format, known)
+    option = _sideways(source, label, format, finite)
     option["series"] = [
         {
             "type": "boxplot",
@@ -207,7 +207,7 @@ def box(
         },
     ]
     option["caption"] = "Box: quartiles and median; whiskers: minimum and maximum; diamond: mean."
-    return Chart(option, alt, _tall(known, 34), name="boxes")
+    return Chart(option, alt, _tall(finite, 34), name="boxes")
 
 
 def bars(
@@ -278,20 +278,20 @@ def _between(low: float, high: float, format: str) -> str:
 
 def whole_edges(values: ArrayLike, most: int = 20) -> NDArray[np.float64]:
     """Edges of at most ``most`` bins of equal width for whole numbers ``(n,)``."""
-    known = _finite(values)
-    least, count = known.min(), known.max() - known.min() + 1
+    finite = _finite(values)
+    least, count = finite.min(), finite.max() - finite.min() + 1
     width = math.ceil(count / most)
     return np.asarray(least + width * np.arange(math.ceil(count / width) + 1), np.float64)
 
 
 def round_edges(values: ArrayLike, about: int = 15) -> NDArray[np.float64]:
     """Edges of roughly ``about`` bins of equal width, at round numbers, for the values ``(n,)``."""
-    known = _finite(values)
-    span = float(np.ptp(known)) or abs(float(known[0])) or 1.0
+    finite = _finite(values)
+    span = float(np.ptp(finite)) or abs(float(finite[0])) or 1.0
     exact = span / about
     power = 10.0 ** math.floor(math.log10(exact))
     width = next(step * power for step in (1, 2, 5, 10) if step * power >= exact * (1 - 1e-9))
-    first, last = math.floor(known.min() / width), math.floor(known.max() / width) + 1
+    first, last = math.floor(finite.min() / width), math.floor(finite.max() / width) + 1
     return np.array([float(f"{width * i:.12g}") for i in range(first, last + 1)])
 
 
@@ -312,8 +312,8 @@ class Colour:
     @classmethod
     def scale(cls, column: str, label: str, format: str, values: ArrayLike) -> Colour:
         """A scale from the smallest to the largest of the values ``(n,)``."""
-        known = _finite(values)
-        least, most = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+        finite = _finite(values)
+        least, most = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
         return cls(column, label, "scale", format, least, most if most > least else least + 1)
 
 
@@ -371,8 +371,8 @@ _SIDES = ("right", "left", "top", "bottom")
 
 def _last(line: Line, metric: Metric) -> Ends:
     """The last value of a line, and the ends of its interval, or that value; NaN if it has none."""
-    found = [line.columns.get(name) for name in (metric.column, metric.low, metric.high)]
-    values = [math.nan if not values or values[-1] is None else float(values[-1]) for values in found]
+    columns = [line.columns.get(name) for name in (metric.column, metric.low, metric.high)]
+    values = [math.nan if not values or values[-1] is None else float(values[-1]) for values in columns]
     value, low, high = values
     return value, value if math.isnan(low) else low, value if math.isnan(high) else high
 
@@ -388,7 +388,7 @@ def _labels(names: Sequence[str], xs: Sequence[Ends], ys: Sequence[Ends]) -> lis
     taken: list[tuple[float, float, float, float]] = []
     points = list(zip(shares(xs), shares(ys), strict=True))
     taken += [(u - 0.008, v - 0.025, u + 0.008, v + 0.025) for u, v in points]
-    found = []
+    sides = []
     for name, (u, v) in zip(names, points, strict=True):
         wide, side = _LETTER * min(len(name), _LONGEST), ""
         for side in _SIDES:
@@ -401,8 +401,8 @@ def _labels(names: Sequence[str], xs: Sequence[Ends], ys: Sequence[Ends]) -> lis
                 break
         else:
             side = ""
-        found.append(side)
-    return found
+        sides.append(side)
+    return sides
 
 
 def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
@@ -428,7 +428,7 @@ def pareto(
     )
     series: list[dict[str, Any]] = []
     for i, line in enumerate(lines):
-        one = {
+        dot = {
             "type": "scatter",
             "name": line.name,
             "datasetIndex": i,
@@ -446,16 +446,14 @@ def pareto(
             "symbol": ("circle", "diamond", "triangle", "rect")[i // COLOURS % 4],
             "tip": {"rows": tip},
         }
-        series.append(one)
+        series.append(dot)
         for axis, metric in (("x", x), ("y", y)):
             if metric.low:
-                drawn = _interval(axis, x.column, y.column, metric.low, metric.high)
-                series.append({**drawn, "name": line.name, "datasetIndex": i})
+                interval = _interval(axis, x.column, y.column, metric.low, metric.high)
+                series.append({**interval, "name": line.name, "datasetIndex": i})
     last = [{name: [values[-1]] for name, values in line.columns.items() if len(values)} for line in lines]
     caption = ""
-    front = _front(
-        [(each[x.column][0], each[y.column][0]) for each in last if {x.column, y.column} <= set(each)]
-    )
+    front = _front([(row[x.column][0], row[y.column][0]) for row in last if {x.column, y.column} <= set(row)])
     if ranked and len(front) > 1:
         series.append(
             {
@@ -471,7 +469,7 @@ def pareto(
         )
         caption = "Dashed: the Pareto front (no other point is better in both)."
     elif ranked and front:
-        best = next(i for i, each in enumerate(last) if [each[x.column][0], each[y.column][0]] == front[0])
+        best = next(i for i, row in enumerate(last) if [row[x.column][0], row[y.column][0]] == front[0])
         caption = f"No other point is better than {lines[best].name} in either."
     return Chart(
         {
@@ -491,12 +489,12 @@ def pareto(
 
 def _front(points: Sequence[tuple[Any, Any]]) -> list[list[float]]:
     """The Pareto front: the points for which no other has a smaller first and a larger second coordinate."""
-    known = sorted((x, -y) for x, y in points if x is not None and y is not None)
-    found: list[list[float]] = []
-    for x, y in known:
-        if not found or -y > found[-1][1]:
-            found.append([x, -y])
-    return found
+    ordered = sorted((x, -y) for x, y in points if x is not None and y is not None)
+    front: list[list[float]] = []
+    for x, y in ordered:
+        if not front or -y > front[-1][1]:
+            front.append([x, -y])
+    return front
 
 
 @dataclass(frozen=True)
@@ -557,8 +555,8 @@ def heatmap(
         label: of the values, with their unit.
     """
     matrix = np.asarray(values, np.float64)
-    known = matrix[np.isfinite(matrix)]
-    least, most = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    finite = matrix[np.isfinite(matrix)]
+    least, most = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     digits = max(0, 2 - math.floor(math.log10(max(abs(least), abs(most), 1e-12))))
     axis = {"type": "category", "splitLine": {"show": False}, "axisTick": {"show": False}}
     square = matrix.shape[0] == matrix.shape[1]
@@ -795,5 +793,5 @@ def _tall(names: Collection[str], each: int) -> int:
 
 def _finite(values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, np.float64).ravel()
-    known: NDArray[np.float64] = array[np.isfinite(array)]
-    return known
+    finite: NDArray[np.float64] = array[np.isfinite(array)]
+    return finite

@@ -129,36 +129,39 @@ def _method(result: ClusteringResult, clients: dict[str, list[Any]]) -> Section:
     """The map of a method's clients, their distances, and the choice of the threshold; adds their
     positions.
     """
-    found, method = result.clusters, result.method
-    distances = _square(found)
+    clusters, method = result.clusters, result.method
+    distances = _square(clusters)
     if distances is None:
-        places, meaning = maps.together([found.labels]), "being in the same cluster; distances are not kept"
+        places, meaning = (
+            maps.together([clusters.labels]),
+            "being in the same cluster; distances are not kept",
+        )
     else:
-        by = result.map if len(distances) >= LEAST else "mds"
-        places = maps.spread(plane(distances, by, result.seed))
-        meaning = f"{_measure(result)}, by {METHODS[by]}"
+        map_method = result.map if len(distances) >= LEAST else "mds"
+        places = maps.spread(plane(distances, map_method, result.seed))
+        meaning = f"{_measure(result)}, by {METHODS[map_method]}"
     charts = []
-    own = f"{method} cluster"
-    tip = [("cluster", own, "text")]
-    colours = [Colour(own, "cluster")]
+    column = f"{method} cluster"
+    tip = [("cluster", column, "text")]
+    colours = [Colour(column, "cluster")]
     if "group" in clients:
         tip.append(("planted group", "group", "text"))
         colours.append(Colour("group", "planted group"))
-    note = counted(found.n_clusters, "cluster")
-    note += " (the tree's own proposal)" if found.suggested else ""
+    note = counted(clusters.n_clusters, "cluster")
+    note += " (the tree's own proposal)" if clusters.suggested else ""
     if places is not None:
         for axis, values in zip("xy", places.T, strict=True):
             clients[f"{method} {axis}"] = rounded(values, maps.DIGITS)
         x, y = (Metric(f"{method} {axis}", axis) for axis in "xy")
-        dots = 12 if len(places) <= 100 else 8 if len(places) <= 1000 else 4
-        points = Points("@clients", x, y, "client", tip, dots)
+        dot_size = 12 if len(places) <= 100 else 8 if len(places) <= 1000 else 4
+        points = Points("@clients", x, y, "client", tip, dot_size)
         charts.append(client_map(points, colours, (), f"Map of {len(places):,} clients of {method}: {note}"))
         note += f". On the map clients are placed by {meaning}"
     if distances is not None:
         charts.append(_proximities(result, distances))
-        note += ". In the matrix they are in the order of the dendrogram" * (found.linkage is not None)
+        note += ". In the matrix they are in the order of the dendrogram" * (clusters.linkage is not None)
         note += "; dark: alike"
-    curve = threshold_chart(found.facts()["curve"], _beta(found), found.n_clusters)
+    curve = threshold_chart(clusters.facts()["curve"], _beta(clusters), clusters.n_clusters)
     if curve is not None:
         charts.append(curve)
     return Section(method, note + ".", charts, [_crossed(result)], beside=True)
@@ -167,8 +170,8 @@ def _method(result: ClusteringResult, clients: dict[str, list[Any]]) -> Section:
 def _measure(result: ClusteringResult) -> str:
     if result.clusters.distances is None:
         return "being related (0) or not (1)"
-    by = result.clustering.proximity
-    return "distance between signatures" + (f" ({by})" if by else "")
+    proximity = result.clustering.proximity
+    return "distance between signatures" + (f" ({proximity})" if proximity else "")
 
 
 def _square(found: Clusters) -> NDArray[np.float64] | None:
@@ -181,16 +184,16 @@ def _square(found: Clusters) -> NDArray[np.float64] | None:
 
 
 def _proximities(result: ClusteringResult, distances: NDArray[np.float64]) -> Chart:
-    found = result.clusters
-    order = found.order()
-    kept = order[spaced(len(order))]
+    clusters = result.clusters
+    order = clusters.order()
+    drawn = order[spaced(len(order))]
     names = _names(result)
-    shown = [names[i] for i in kept]
+    labels = [names[i] for i in drawn]
     what = _measure(result)
-    if len(kept) < len(order):
-        what += f", {len(kept)} of {len(order):,} clients"
-    matrix = distances[np.ix_(kept, kept)]
-    return heatmap(matrix, shown, shown, f"Matrix of {what}, alike is dark", dark="low", label=what)
+    if len(drawn) < len(order):
+        what += f", {len(drawn)} of {len(order):,} clients"
+    matrix = distances[np.ix_(drawn, drawn)]
+    return heatmap(matrix, labels, labels, f"Matrix of {what}, alike is dark", dark="low", label=what)
 
 
 def _crossed(result: ClusteringResult) -> PageTable:
@@ -204,7 +207,7 @@ def _crossed(result: ClusteringResult) -> PageTable:
     if result.groups is not None and len(np.unique(result.groups)) <= MOST_GROUPS:
         for group in np.unique(result.groups).tolist():
             counts = [int((result.groups[labels == i] == group).sum()) for i in clusters.tolist()]
-            shares = [n / of if n else None for n, of in zip(counts, sizes.tolist(), strict=True)]
+            shares = [n / total if n else None for n, total in zip(counts, sizes.tolist(), strict=True)]
             texts = [f"{n:,}" if n else "·" for n in counts]
             columns.append(Column(f"group {group}", texts, order=counts, shares=shares))
     return PageTable(columns, caption=f"clusters of {result.method}")
@@ -245,8 +248,8 @@ def _members(method: str, labels: NDArray[np.integer], planted: NDArray[np.int64
         table.add_column(f"group {group}", justify="right")
     largest = clusters[np.argsort(-sizes, kind="stable")][:_LISTED]
     for label in largest.tolist():
-        inside = planted[labels == label]
-        table.add_row(str(label), *(str(int((inside == group).sum())) for group in groups))
+        members = planted[labels == label]
+        table.add_row(str(label), *(str(int((members == group).sum())) for group in groups))
     if len(clusters) > len(largest):
         table.caption = f"and {len(clusters) - len(largest)} smaller clusters"
     return table

@@ -119,11 +119,13 @@ class Comparison:
             columns.append(Column("run", [group.name for group in self.groups]))
         for name in settings:
             values = [group.settings.get(name) for group in self.groups]
-            given = [isinstance(v, (int, float)) and not isinstance(v, bool) for v in values]
-            order = [float(v) if ok and v is not None else None for v, ok in zip(values, given, strict=True)]
+            numeric = [isinstance(v, (int, float)) and not isinstance(v, bool) for v in values]
+            order = [
+                float(v) if ok and v is not None else None for v, ok in zip(values, numeric, strict=True)
+            ]
             texts = [UNKNOWN if v is None else _short(v) for v in values]
             title = "method" if name == "algorithm.name" else name
-            columns.append(Column(title, texts, order=order if any(given) else None))
+            columns.append(Column(title, texts, order=order if any(numeric) else None))
         if self.seeds:
             columns.append(Column("seeds", [len(group.runs) for group in self.groups], "number:0"))
         shown = [
@@ -158,12 +160,12 @@ class Comparison:
     def caption(self) -> str:
         """What the numbers of :meth:`table` are."""
         accurate = "accuracy_mean" in self.frame and self.frame["accuracy_mean"].notna().any()
-        about = {name: text for run in self.runs for name, text in run.measures.items()}
-        measures = [f"{name} ({text})" for name, text in about.items()]
-        told = _listed([*(["accuracy"] if accurate else []), *measures]) or "loss"
+        descriptions = {name: text for run in self.runs for name, text in run.measures.items()}
+        measures = [f"{name} ({text})" for name, text in descriptions.items()]
+        measured = _listed([*(["accuracy"] if accurate else []), *measures]) or "loss"
         text = (
             "Results are means over clients, each on its own test samples with the model that it would "
-            f"use, at the last evaluation: {told}."
+            f"use, at the last evaluation: {measured}."
         )
         if accurate:
             text += (
@@ -177,8 +179,8 @@ class Comparison:
             )
         elif accurate:
             text += " ± is the standard error over clients."
-        few = self.frame.get("estimated_from")
-        if few is not None and few.notna().any():
+        estimates = self.frame.get("estimated_from")
+        if estimates is not None and estimates.notna().any():
             text += " ≈ marks an estimate from a few clients, which never counts as best."
         return text
 
@@ -292,10 +294,12 @@ def _frame(runs: Sequence[RunFiles]) -> pd.DataFrame:
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Settings by dotted name; lists are not taken apart."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in config.items():
-        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+        settings |= (
+            flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        )
+    return settings
 
 
 def _groups(runs: Sequence[RunFiles], frame: pd.DataFrame) -> tuple[Group, ...]:
@@ -312,24 +316,24 @@ def _groups(runs: Sequence[RunFiles], frame: pd.DataFrame) -> tuple[Group, ...]:
         seen[key, repr(run.setting("seed"))] = again + 1
         members.setdefault(f"{again} {key}", []).append(i)
     rows = frame.to_dict("records")
-    values = [{name: configs[of[0]].get(name) for name in shown} for of in members.values()]
-    names = [_name(each) for each in values]
+    values = [{name: configs[indices[0]].get(name) for name in shown} for indices in members.values()]
+    names = [_name(settings) for settings in values]
     if len(runs) > 1 and len(members) == 1:
         names = [str(rows[0]["algorithm"])]
     return tuple(
         Group(
-            name if names.count(name) == 1 and name else " + ".join(str(rows[i]["run"]) for i in of),
-            each,
-            tuple(runs[i] for i in of),
-            tuple({str(k): v for k, v in rows[i].items()} for i in of),
+            name if names.count(name) == 1 and name else " + ".join(str(rows[i]["run"]) for i in indices),
+            settings,
+            tuple(runs[i] for i in indices),
+            tuple({str(k): v for k, v in rows[i].items()} for i in indices),
         )
-        for of, each, name in zip(members.values(), values, names, strict=True)
+        for indices, settings, name in zip(members.values(), values, names, strict=True)
     )
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The settings that differ, the method first, without settings that follow from the method."""
-    found = []
+    differing = []
     for name in dict.fromkeys(name for config in configs for name in config):
         values: dict[str, set[str]] = {}
         for config in configs:
@@ -337,8 +341,8 @@ def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
                 method = str(config.get("algorithm.name")) if name.split(".")[0] in _OF_METHODS else ""
                 values.setdefault("" if name == "algorithm.name" else method, set()).add(repr(config[name]))
         if any(len(different) > 1 for different in values.values()):
-            found.append(name)
-    return sorted(found, key=lambda name: name != "algorithm.name")[:MOST_SETTINGS]
+            differing.append(name)
+    return sorted(differing, key=lambda name: name != "algorithm.name")[:MOST_SETTINGS]
 
 
 def _name(settings: Mapping[str, Any]) -> str:
@@ -450,9 +454,9 @@ def boxes_of_clients(groups: Mapping[str, Sequence[RunFiles]], where: str = "") 
     metric = result_of_clients([run for runs in groups.values() for run in runs])
     if metric is None:
         return None
-    found = {name: [results_of(run, metric) for run in runs] for name, runs in groups.items()}
-    known = {name: [each for each in of if each is not None] for name, of in found.items()}
-    values = {name: np.concatenate(of) for name, of in known.items() if of}
+    results = {name: [results_of(run, metric) for run in runs] for name, runs in groups.items()}
+    measured = {name: [each for each in arrays if each is not None] for name, arrays in results.items()}
+    values = {name: np.concatenate(arrays) for name, arrays in measured.items() if arrays}
     alt = ", ".join(filter(None, (f"Box plots of clients: {metric.label}", where)))
     return box(values, metric.label, alt, metric.format)
 
@@ -461,7 +465,7 @@ def _by_planted_group(found: Comparison) -> Section | None:
     """Standard errors of the accuracies, and accuracies in each planted group; one row per run."""
     same = not found.differences and len({repr(run.setting("seed")) for run in found.runs}) < 2
     last = [run.last_groups("group") if same else pd.DataFrame() for run in found.runs]
-    ids = sorted({i for of in last if len(of) for i in of["id"].tolist()})
+    ids = sorted({i for groups in last if len(groups) for i in groups["id"].tolist()})
     ids = ids if len(ids) <= MOST_GROUPS else []
     shown = [
         ("accuracy_se_samples", "± samples", "number:1"),
@@ -469,16 +473,20 @@ def _by_planted_group(found: Comparison) -> Section | None:
         ("group_var_within", "within, %²", "number:1"),
         ("group_var_between", "between, %²", "number:1"),
     ]
-    kept = [entry for entry in shown if entry[0] in found.frame and found.frame[entry[0]].notna().any()]
-    if not kept and not ids:
+    present = [entry for entry in shown if entry[0] in found.frame and found.frame[entry[0]].notna().any()]
+    if not present and not ids:
         return None
     columns = [Column("run", found.frame["run"].tolist())]
-    columns += [Column(title, found.frame[name].tolist(), format) for name, title, format in kept]
-    rows = [{} if of.empty else {one["id"]: one for one in of.to_dict("records")} for of in last]
+    columns += [Column(title, found.frame[name].tolist(), format) for name, title, format in present]
+    rows = [{} if groups.empty else {row["id"]: row for row in groups.to_dict("records")} for groups in last]
     for i in ids:
-        texts = [_group(of[i]) if i in of else UNKNOWN for of in rows]
+        texts = [_group(groups[i]) if i in groups else UNKNOWN for groups in rows]
         columns.append(
-            Column(f"group {i}", texts, order=[of[i]["accuracy_mean"] if i in of else None for of in rows])
+            Column(
+                f"group {i}",
+                texts,
+                order=[groups[i]["accuracy_mean"] if i in groups else None for groups in rows],
+            )
         )
     note = (
         "± samples is the standard error of the mean over the distinct test samples, which clients share. "
@@ -531,9 +539,9 @@ def _each_run(found: Comparison) -> Section | None:
 
 def _percent(group: Group, column: str) -> str:
     """The mean with half of its interval over seeds, which a single run does not have."""
-    found = group.interval(column)
-    error = found.half if found.known else None
-    return uncertain(found.mean, error, group.estimated and column != "accuracy_mean_max")
+    interval = group.interval(column)
+    error = interval.half if interval.known else None
+    return uncertain(interval.mean, error, group.estimated and column != "accuracy_mean_max")
 
 
 def _percent_of_clients(group: Group, column: str) -> str:
@@ -543,9 +551,9 @@ def _percent_of_clients(group: Group, column: str) -> str:
 
 def _plain(digits: int) -> Callable[[Group, str], str]:
     def written(group: Group, column: str) -> str:
-        found = group.interval(column)
-        text = number(found.mean, digits)
-        return f"{text} ± {number(found.half, digits)}" if found.known and text != UNKNOWN else text
+        interval = group.interval(column)
+        text = number(interval.mean, digits)
+        return f"{text} ± {number(interval.half, digits)}" if interval.known and text != UNKNOWN else text
 
     return written
 
@@ -559,11 +567,13 @@ def _differences(names: Sequence[str], runs: Sequence[RunFiles], groups: Sequenc
     lines = []
     for section in ("data", "partition"):
         settings = [run.setting(section) for run in runs]
-        lines += _different(names, section, [_get(one, "name") for one in settings]) or [
+        lines += _different(names, section, [_get(setting, "name") for setting in settings]) or [
             line
-            for key in sorted({key for one in settings if isinstance(one, Mapping) for key in one})
+            for key in sorted(
+                {key for setting in settings if isinstance(setting, Mapping) for key in setting}
+            )
             if f"{section}.{key}" not in _PLACES
-            for line in _different(names, f"{section}.{key}", [_get(one, key) for one in settings])
+            for line in _different(names, f"{section}.{key}", [_get(setting, key) for setting in settings])
         ]
     lines += _different(names, "events", [run.setting("events") for run in runs])
     if len({frozenset(repr(run.setting("seed")) for run in group.runs) for group in groups}) > 1:
@@ -572,10 +582,10 @@ def _differences(names: Sequence[str], runs: Sequence[RunFiles], groups: Sequenc
         return lines
     # Partitions may draw label maps from the seed; these are part of the fingerprint.
     for seed in dict.fromkeys(repr(run.setting("seed")) for run in runs):
-        equal = [i for i, run in enumerate(runs) if repr(run.setting("seed")) == seed]
+        same_seed = [i for i, run in enumerate(runs) if repr(run.setting("seed")) == seed]
         for key, what in (("data", "contents of the dataset"), ("clients", "the clients' samples")):
             lines += _different(
-                [names[i] for i in equal], what, [runs[i].environment.get(key) for i in equal]
+                [names[i] for i in same_seed], what, [runs[i].environment.get(key) for i in same_seed]
             )
     return lines
 

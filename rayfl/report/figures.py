@@ -122,8 +122,8 @@ def loss_over_rounds(rounds: pd.DataFrame, evaluated: pd.DataFrame) -> Draw:
         frames = ((rounds, "train_loss", "training"), (evaluated, "loss_mean", "test, mean over clients"))
         for colour, (frame, column, label) in zip(theme.series, frames, strict=False):
             if {"round", column} <= set(frame.columns):
-                known = frame[frame[column].notna()]
-                axes.plot(known["round"], known[column], color=colour, label=label, **_dots(known))
+                tested = frame[frame[column].notna()]
+                axes.plot(tested["round"], tested[column], color=colour, label=label, **_dots(tested))
         axes.legend(loc="upper right")
         _over_rounds(axes, "loss")
 
@@ -134,13 +134,13 @@ def accuracy_histogram(percent: NDArray[np.float64]) -> Draw:
     """Histogram of the clients' accuracies in percent ``(N,)``; the line is their mean."""
 
     def draw(axes: Any, theme: Theme) -> None:
-        known = percent[~np.isnan(percent)]
-        axes.hist(known, bins=np.arange(0, 101, 5), color=theme.series[0], rwidth=0.9)
+        tested = percent[~np.isnan(percent)]
+        axes.hist(tested, bins=np.arange(0, 101, 5), color=theme.series[0], rwidth=0.9)
         axes.margins(y=0.15)  # room for the text above the bars
-        axes.axvline(known.mean(), color=theme.ink, linewidth=1)
-        left = known.mean() > 50
+        axes.axvline(tested.mean(), color=theme.ink, linewidth=1)
+        left = tested.mean() > 50
         axes.annotate(
-            f"mean {known.mean():.1f} %", (known.mean(), 0.98), xycoords=("data", "axes fraction"),
+            f"mean {tested.mean():.1f} %", (tested.mean(), 0.98), xycoords=("data", "axes fraction"),
             xytext=(-5 if left else 5, 0), textcoords="offset points",
             ha="right" if left else "left", va="top",
         )  # fmt: skip
@@ -188,10 +188,10 @@ def threshold_curve(
     """
     count = len(thresholds)
     if count > 2000:  # all ticks for few clusters, a sparse selection for many
-        kept = np.unique(
+        indices = np.unique(
             np.append(np.linspace(0, count - 1, 1000).astype(np.intp), np.arange(count - 1000, count))
         )
-        thresholds, counts = thresholds[kept], counts[kept]
+        thresholds, counts = thresholds[indices], counts[indices]
     end = 1.06 * max(float(thresholds[-1]), chosen or 0.0)
     thresholds, counts = np.append(thresholds, end), np.append(counts, counts[-1])
 
@@ -259,10 +259,10 @@ def _hollow(axes: Any, evaluated: pd.DataFrame, column: str, colour: str, label:
     """Hollow points for estimates from a few clients."""
     if "estimated_from" not in evaluated or not evaluated["estimated_from"].notna().any():
         return
-    some = evaluated[evaluated["estimated_from"].notna()]
-    some = some.iloc[:: max(1, len(some) // 25)]
+    estimates = evaluated[evaluated["estimated_from"].notna()]
+    estimates = estimates.iloc[:: max(1, len(estimates) // 25)]
     look = {"markerfacecolor": axes.figure.get_facecolor(), "markersize": 5, "linestyle": "none"}
-    axes.plot(some["round"], some[column], "o", color=colour, label=label or "_", **look)
+    axes.plot(estimates["round"], estimates[column], "o", color=colour, label=label or "_", **look)
 
 
 def _dots(points: Any) -> dict[str, Any]:

@@ -130,14 +130,14 @@ class RunFiles:
     def measures(self) -> Mapping[str, str]:
         """The additional measures of the loss, by name, and their descriptions."""
         name = self.setting("loss.name")
-        known = LOSSES[name].measures if name in LOSSES else self.summary.get("measures")
-        return known if isinstance(known, Mapping) else {}
+        measures = LOSSES[name].measures if name in LOSSES else self.summary.get("measures")
+        return measures if isinstance(measures, Mapping) else {}
 
     @property
     def planned(self) -> int | None:
         """The number of rounds that the run is to have; None if it is not known."""
-        found = [_number(rounds) for rounds in (self.setting("rounds"), self.status.get("rounds"))]
-        return next((rounds for rounds in found if isinstance(rounds, int) and rounds > 0), None)
+        candidates = [_number(rounds) for rounds in (self.setting("rounds"), self.status.get("rounds"))]
+        return next((rounds for rounds in candidates if isinstance(rounds, int) and rounds > 0), None)
 
     @property
     def unfinished(self) -> str:
@@ -173,8 +173,8 @@ class RunFiles:
     @property
     def newcomers(self) -> NDArray[np.bool_]:
         """Which clients joined after the last round ``(N,)``: they were tested, but not trained with."""
-        found = numbers(self.clients, "newcomers_accuracy")
-        return np.zeros(len(self.clients), bool) if found is None else ~np.isnan(found)
+        accuracies = numbers(self.clients, "newcomers_accuracy")
+        return np.zeros(len(self.clients), bool) if accuracies is None else ~np.isnan(accuracies)
 
     def absent(self, entry: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Which clients had left by an entry of :attr:`timeline` ``(N,)``.
@@ -183,12 +183,12 @@ class RunFiles:
         counts as absent.
         """
         events = self.setting("events")
-        known = [each for each in events if isinstance(each, dict)] if isinstance(events, list) else []
-        leaves = [each for each in known if each.get("name") == "leave"]
+        valid = [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
+        leaves = [event for event in valid if event.get("name") == "leave"]
         since = max((int(e.get("round") or 0) for e in leaves), default=-1)
         round = entry.get("round")
-        there = not isinstance(round, int) or round < since
-        return np.zeros(len(self.clients), bool) if there and leaves else self.gone
+        earlier = not isinstance(round, int) or round < since
+        return np.zeros(len(self.clients), bool) if earlier and leaves else self.gone
 
     @property
     def timeline(self) -> list[dict[str, Any]]:
@@ -201,8 +201,8 @@ class RunFiles:
         if "round" not in self.rounds or "accuracy_mean" not in tests:
             return pd.DataFrame()
         frame: pd.DataFrame = self.rounds.apply(pd.to_numeric, errors="coerce")
-        known: pd.DataFrame = frame[frame[tests].notna().any(axis=1)]
-        return known.sort_values("round").reset_index(drop=True)
+        tested: pd.DataFrame = frame[frame[tests].notna().any(axis=1)]
+        return tested.sort_values("round").reset_index(drop=True)
 
     def contenders(self) -> pd.DataFrame:
         """The rounds among which the best is chosen: those with tests of all clients since the last event.
@@ -221,8 +221,8 @@ class RunFiles:
         """The rows of ``groups.csv`` of the last evaluation, of one kind (``group`` or ``cluster``)."""
         if not {"round", "kind", "id"} <= set(self.groups.columns):
             return pd.DataFrame()
-        its: pd.DataFrame = self.groups[self.groups["kind"] == kind]
-        last: pd.DataFrame = its[its["round"] == self.groups["round"].max()]
+        of_kind: pd.DataFrame = self.groups[self.groups["kind"] == kind]
+        last: pd.DataFrame = of_kind[of_kind["round"] == self.groups["round"].max()]
         return last.reset_index(drop=True)
 
     def headline(self) -> dict[str, Value]:
@@ -257,8 +257,8 @@ class RunFiles:
             row["max_round"] = int(contenders["round"].iloc[best])
         for name, column in _OF_CLIENTS.items():
             values = numbers(self.clients, column)
-            known = values is not None and not np.isnan(values).all()
-            row[name] = float(np.nanmean(values)) if values is not None and known else None
+            has_values = values is not None and not np.isnan(values).all()
+            row[name] = float(np.nanmean(values)) if values is not None and has_values else None
         clusters = self._latest("clusters", "n_clusters") if self.clustered else None
         row["clusters"] = None if clusters is None else int(clusters)
         row["ari"] = self._latest("ari", "ari")
@@ -272,8 +272,8 @@ class RunFiles:
         values = numbers(self.rounds, column)
         if values is not None:
             return _number(values[~np.isnan(values)][-1])
-        known = [entry[key] for entry in self.timeline if entry.get(key) is not None]
-        return _number(known[-1]) if known else None
+        recorded = [entry[key] for entry in self.timeline if entry.get(key) is not None]
+        return _number(recorded[-1]) if recorded else None
 
     def _seconds(self) -> Value:
         """The seconds of the run from the start of its workers, over all sessions."""

@@ -161,11 +161,11 @@ def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]
     if headline["accuracy_mean"] is None and run.measures:
         scores = [(f"mean {name}", number(headline[f"{name}_mean"], 3)) for name in run.measures]
     done, planned = len(run.rounds), run.planned
-    part = planned is not None and done < planned
+    unfinished = planned is not None and done < planned
     facts = [
         *scores,
         ("clients", number(headline["clients"], 0)),
-        (f"of {planned:,} rounds" if part else "rounds", number(headline["rounds"], 0)),
+        (f"of {planned:,} rounds" if unfinished else "rounds", number(headline["rounds"], 0)),
         ("clusters", number(headline["clusters"], 0)),
         ("ARI", number(headline["ari"])),
         ("sent up", size(headline["bytes_up"])),
@@ -245,12 +245,14 @@ def line_of(run: RunFiles, name: str) -> Line:
     rounds: pd.DataFrame = run.rounds.apply(pd.to_numeric, errors="coerce")
     wanted = [n for metric in METRICS for n in (metric.column, metric.low, metric.high) if n in rounds]
     wanted = [name for name in wanted if name != "clusters" or run.clustered]
-    before = run.communication
-    ahead = before.loc[before["round"] < 0, "bytes"].sum() if {"round", "bytes"} <= set(before.columns) else 0
+    ledger = run.communication
+    bytes_before = (
+        ledger.loc[ledger["round"] < 0, "bytes"].sum() if {"round", "bytes"} <= set(ledger.columns) else 0
+    )
     columns: dict[str, Any] = {"round": rounded(rounds["round"] + 1, 0)}
     if {"bytes_up", "bytes_down"} <= set(rounds.columns):
         sent = rounds["bytes_up"].fillna(0) + rounds["bytes_down"].fillna(0)
-        columns["bytes"] = rounded(float(ahead) + sent.cumsum(), 0)
+        columns["bytes"] = rounded(float(bytes_before) + sent.cumsum(), 0)
     if "seconds" in rounds:
         columns["time"] = rounded(rounds["seconds"].fillna(0).cumsum(), 2)
     columns |= {name: significant(rounds[name]) for name in dict.fromkeys(wanted)}
@@ -267,19 +269,19 @@ def thinned(line: Line, most: int = MOST_ROUNDS) -> Line:
     tests = [line.columns[name] for name in ("accuracy_mean", "loss_mean") if name in line.columns]
     tested = [i for i in range(count) if any(values[i] is not None for values in tests)]
     chosen |= {tested[i] for i in spaced(len(tested), most).tolist()}
-    kept = sorted(chosen)
-    columns = {name: [values[i] for i in kept] for name, values in line.columns.items()}
+    rows = sorted(chosen)
+    columns = {name: [values[i] for i in rows] for name, values in line.columns.items()}
     return Line(line.name, columns, line.hollow)
 
 
 def known(metrics: Sequence[Metric], lines: Sequence[Line]) -> list[Metric]:
     """The metrics for which some line has a value, without bands that no line has."""
-    found = []
+    available = []
     for metric in metrics:
         if any(value is not None for line in lines for value in line.columns.get(metric.column, ())):
             banded = any(metric.low in line.columns and metric.high in line.columns for line in lines)
-            found.append(metric if banded else Metric(metric.column, metric.label, metric.format))
-    return found
+            available.append(metric if banded else Metric(metric.column, metric.label, metric.format))
+    return available
 
 
 def _over_rounds(run: RunFiles, headline: Mapping[str, Value]) -> Section | None:
@@ -288,10 +290,10 @@ def _over_rounds(run: RunFiles, headline: Mapping[str, Value]) -> Section | None
     if not metrics:
         return None
     note = "Each client is tested on its own test samples with the model that it would use."
-    few = numbers(run.evaluated(), "estimated_from")
-    if few is not None:
+    counts = numbers(run.evaluated(), "estimated_from")
+    if counts is not None:
         note += (
-            f" Hollow points are estimates from {np.nanmin(few):,.0f} clients that represent all; none of "
+            f" Hollow points are estimates from {np.nanmin(counts):,.0f} clients that represent all; none of "
             "them counts as best."
         )
     drawn = len(line.columns["round"])
@@ -342,10 +344,10 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
     )
     charts = []
     if len(last) <= MOST_LINES:
-        its = run.groups[run.groups["kind"] == kind].apply(pd.to_numeric, errors="coerce")
+        of_kind = run.groups[run.groups["kind"] == kind].apply(pd.to_numeric, errors="coerce")
         lines = []
         for i in pd.to_numeric(last["id"], errors="coerce").tolist():
-            rows = its[its["id"] == i]
+            rows = of_kind[of_kind["id"] == i]
             if len(rows) > MOST_ROUNDS // 2:
                 rows = rows.iloc[spaced(len(rows), MOST_ROUNDS // 2)]
                 note = f"{base} Of the rounds with tests {len(rows):,} are drawn, evenly spaced."
@@ -401,21 +403,21 @@ def _client_columns(run: RunFiles) -> dict[str, list[Any]]:
     if frame.empty or "client" not in frame:
         return {}
     names = frame["name"].astype(str) if "name" in frame else frame["client"]
-    found: dict[str, list[Any]] = {"client": names.tolist()}
+    columns: dict[str, list[Any]] = {"client": names.tolist()}
     for column in frame.columns:
         values = numbers(frame, column)
         if column in ("client", "name") or values is None:
             continue
         if column in ("best_round", "local_round"):
             values = np.where(values < 0, np.nan, values + 1)
-        found[column] = significant(values)
-    gone, results = run.gone.tolist(), tuple(f"{name}_last" for name in run.measures)
-    for column in found:
+        columns[column] = significant(values)
+    absent, results = run.gone.tolist(), tuple(f"{name}_last" for name in run.measures)
+    for column in columns:
         if "accuracy" in column or column.startswith(("perplexity", "best", *results)):
-            found[column] = [None if left else v for v, left in zip(found[column], gone, strict=True)]
+            columns[column] = [None if left else v for v, left in zip(columns[column], absent, strict=True)]
     if not run.clustered:
-        found.pop("cluster", None)
-    return {name: values for name, values in found.items() if any(v is not None for v in values)}
+        columns.pop("cluster", None)
+    return {name: values for name, values in columns.items() if any(v is not None for v in values)}
 
 
 def result_of_clients(runs: Sequence[RunFiles]) -> Metric | None:
@@ -432,9 +434,9 @@ def result_of_clients(runs: Sequence[RunFiles]) -> Metric | None:
 
 def results_of(run: RunFiles, metric: Metric) -> NDArray[np.float64] | None:
     """The results of the clients ``(N,)``, NaN for absent ones; None if no client has one."""
-    found = numbers(run.clients, metric.column)
-    found = None if found is None else np.where(run.gone, np.nan, found)
-    return None if found is None or np.isnan(found).all() else found
+    results = numbers(run.clients, metric.column)
+    results = None if results is None else np.where(run.gone, np.nan, results)
+    return None if results is None or np.isnan(results).all() else results
 
 
 def _noun(metric: Metric) -> str:
@@ -482,10 +484,10 @@ def _spread_of_clients(columns: Mapping[str, list[Any]], last: NDArray[np.float6
         labels = pd.Series(columns[column])
         largest = labels.value_counts().index[:MOST_BOXES]
         groups = {_id(i): last[(labels == i).to_numpy()] for i in sorted(largest)}
-        few = {i: values for i, values in groups.items() if not np.isnan(values).all()}
-        if few and labels.nunique() < len(labels):
+        boxes = {i: values for i, values in groups.items() if not np.isnan(values).all()}
+        if boxes and labels.nunique() < len(labels):
             alt = f"Box plots of client {noun} by {name}"
-            charts[f"by {name}"] = box(few, label, alt, metric.format)
+            charts[f"by {name}"] = box(boxes, label, alt, metric.format)
     if "n" in columns:
         tip = [("training samples", "n", "number:0"), (noun, metric.column, metric.format)]
         tip += [(name, name, "text") for name in ("cluster", "group") if name in columns]
@@ -499,22 +501,22 @@ def _spread_of_clients(columns: Mapping[str, list[Any]], last: NDArray[np.float6
 def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
     """Clients in the plane with a slider over the clusterings; adds its columns to those of the clients."""
     timeline = maps.steps_of(run) if run.clustered else []
-    found = maps.map_of(run, timeline) if columns else None
-    if found is None or found.places.shape[1] != len(columns["client"]):
+    placement = maps.map_of(run, timeline) if columns else None
+    if placement is None or placement.places.shape[1] != len(columns["client"]):
         return None
-    shown = _present(found.places, timeline, run)
-    moving = len(shown) > 1
-    for t, places in enumerate(shown):
+    positions = _present(placement.places, timeline, run)
+    moving = len(positions) > 1
+    for t, places in enumerate(positions):
         for axis, values in zip("xy", places.T, strict=True):
             columns[f"{axis}{t if moving else ''}"] = rounded(values, maps.DIGITS)
-    frames, before = [], None
+    frames, previous = [], None
     for t, step in enumerate(timeline):
         columns[f"cluster {t}"] = [None if label < 0 else label for label in step.labels.tolist()]
-        what = "" if before is None else maps.change(before, step.labels)
+        what = "" if previous is None else maps.change(previous, step.labels)
         count = len(np.unique(step.labels[step.labels >= 0]))
         label = ", ".join(filter(None, (f"{step.when}: {counted(count, 'cluster')}", what)))
         frames.append(Frame(label, str(t)))
-        before = step.labels
+        previous = step.labels
     colours, tip = [], []
     if frames:
         colours.append(Colour("cluster {slider}", "cluster"))
@@ -536,14 +538,14 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
     count = len(columns["client"])
     points = Points("@clients", x, y, "client", tip, 12 if count <= 100 else 8 if count <= 1000 else 4)
     alt = f"Map of {count:,} clients" + (f", {frames[-1].label}" if frames else "")
-    note = f"Similar clients are close together: by {found.meaning}. Drag to zoom in."
+    note = f"Similar clients are close together: by {placement.meaning}. Drag to zoom in."
     if len(frames) > 1:
         note += " The slider goes through the clusterings in time."
     if timeline:
-        placed = np.isfinite(shown[-1]).all(axis=1)
-        lost = int((~placed & (timeline[-1].labels >= 0)).sum())
-        if lost:
-            note += f" Without {counted(lost, 'client')} whose position is unknown: they joined later."
+        placed = np.isfinite(positions[-1]).all(axis=1)
+        unplaced = int((~placed & (timeline[-1].labels >= 0)).sum())
+        if unplaced:
+            note += f" Without {counted(unplaced, 'client')} whose position is unknown: they joined later."
     charts, matrix = [client_map(points, colours, frames, alt)], maps.matrix_of(run)
     if matrix is not None:
         names = [str(columns["client"][i]) for i in matrix.clients]
@@ -581,26 +583,29 @@ def _clusters(run: RunFiles) -> Section | None:
             clients[name] = np.asarray(values)
     if "name" in run.clients and len(run.clients) == len(clients):
         clients["name"] = run.clients["name"].to_numpy()
-    here = clients["cluster"].notna() & (clients["cluster"] >= 0)
+    is_member = clients["cluster"].notna() & (clients["cluster"] >= 0)
     late = 0
     if len(run.clients) == len(clients):
-        here &= ~run.gone
-        late = int((here & run.newcomers).sum())
-        here &= ~run.newcomers
-    clients = clients[here]
+        is_member &= ~run.gone
+        late = int((is_member & run.newcomers).sum())
+        is_member &= ~run.newcomers
+    clients = clients[is_member]
     if clients.empty:
         return None
     sizes = clients["cluster"].value_counts().sort_index()
-    shown = sizes.index
+    cluster_ids = sizes.index
     note = "Members of the last clustering"
-    columns = [Column("cluster", [_id(i) for i in shown]), Column("clients", sizes.tolist(), "number:0")]
+    columns = [
+        Column("cluster", [_id(i) for i in cluster_ids]),
+        Column("clients", sizes.tolist(), "number:0"),
+    ]
     if metric is not None and "result" in clients:
-        spread = clients.groupby("cluster")["result"].agg(["mean", "min", "max"]).loc[shown]
+        spread = clients.groupby("cluster")["result"].agg(["mean", "min", "max"]).loc[cluster_ids]
         titles = {"mean": f"mean {_noun(metric)}", "min": "lowest", "max": "highest"}
         columns += [Column(title, significant(spread[name]), metric.format) for name, title in titles.items()]
         note += f", last {_noun(metric)} of the members"
     if "group" in clients and clients["group"].nunique() <= MOST_GROUPS:
-        crossed = pd.crosstab(clients["cluster"], clients["group"]).reindex(shown, fill_value=0)
+        crossed = pd.crosstab(clients["cluster"], clients["group"]).reindex(cluster_ids, fill_value=0)
         for group in crossed:
             counts = crossed[group].tolist()
             shares = [n / of if n else None for n, of in zip(counts, sizes.tolist(), strict=True)]
@@ -609,20 +614,20 @@ def _clusters(run: RunFiles) -> Section | None:
         note += ", and how many members come from each planted group"
     if "name" in clients:
         named = clients.groupby("cluster")["name"].agg(list)
-        columns.append(Column("members", [_some(named[i]) for i in shown]))
+        columns.append(Column("members", [_some(named[i]) for i in cluster_ids]))
     tables = [Table(columns, caption="clusters")]
 
     timeline = run.timeline
     if len(timeline) > 1:
-        told = {
+        history = {
             "clustered": [maps.when(entry) for entry in timeline],
             "who": [maps.who(entry) for entry in timeline],
             "clusters": [number(entry.get("n_clusters"), 0) for entry in timeline],
             "ARI": [number(entry.get("ari")) for entry in timeline],
         }
-        if not any(told["who"]):
-            del told["who"]
-        columns = [Column(name, of, right=name in ("clusters", "ARI")) for name, of in told.items()]
+        if not any(history["who"]):
+            del history["who"]
+        columns = [Column(name, of, right=name in ("clusters", "ARI")) for name, of in history.items()]
         tables.append(Table(columns, caption="clusterings in time", sortable=False))
     charts = []
     if len(sizes) > FEW_CLUSTERS:
@@ -658,8 +663,8 @@ def threshold_chart(curve: Any, threshold: float | None, clusters: object) -> Ch
         return None
     chosen = None
     if threshold is not None and np.isfinite(threshold):
-        made = f"{clusters} cluster{'s' * (clusters != 1)} at " if isinstance(clusters, int) else ""
-        chosen = threshold, f"chosen: {made}{threshold:.4g}"
+        result = f"{clusters} cluster{'s' * (clusters != 1)} at " if isinstance(clusters, int) else ""
+        chosen = threshold, f"chosen: {result}{threshold:.4g}"
     alt = "Number of clusters over the threshold" + ("" if chosen is None else f"; {chosen[1]}")
     return steps(thresholds, counts, ("threshold", "clusters"), alt, chosen)
 
@@ -669,13 +674,13 @@ def _communication(run: RunFiles) -> Section | None:
     if ledger.empty or not {"round", "tier", "direction", "kind", "bytes"} <= set(ledger.columns):
         return None
     rows, links = [], Counter[tuple[str, str]]()
-    for (tier, kind), these in ledger.groupby(["tier", "kind"]):
+    for (tier, kind), transfers in ledger.groupby(["tier", "kind"]):
         low, high = TIERS.get(str(tier), (str(tier), f"{tier} (above)"))
-        ways = [int(these.loc[these["direction"] == way, "bytes"].sum()) for way in ("up", "down")]
-        rows.append([f"{low} – {high}", str(kind), *ways])
+        amounts = [int(transfers.loc[transfers["direction"] == way, "bytes"].sum()) for way in ("up", "down")]
+        rows.append([f"{low} – {high}", str(kind), *amounts])
         up, down = ("clients", "servers") if len(set(ledger["tier"])) == 1 else (low, high)
-        links[f"from {up}", str(kind)] += ways[0]
-        links[f"from {down}", str(kind)] += ways[1]
+        links[f"from {up}", str(kind)] += amounts[0]
+        links[f"from {down}", str(kind)] += amounts[1]
     columns = list(zip(*rows, strict=True))
     table = Table(
         [
@@ -692,11 +697,11 @@ def _communication(run: RunFiles) -> Section | None:
         metric = Metric("bytes", "bytes a round", "size")
         total = Metric("total", "bytes so far", "size")
         charts.append(curves(lines, [metric, total], ROUNDS[:1], "Bytes a round by tier and direction", 300))
-    whole = size(int(ledger["bytes"].sum()))
+    total_size = size(int(ledger["bytes"].sum()))
     flows = [(*ends, sent) for ends, sent in links.items()]
-    charts.append(sankey(flows, f"What was sent by whom over the whole run, {whole} in all"))
+    charts.append(sankey(flows, f"What was sent by whom over the whole run, {total_size} in all"))
     before = int(ledger.loc[ledger["round"] < 0, "bytes"].sum())
-    note = f"{whole} in all: who sends what, and how much in each round."
+    note = f"{total_size} in all: who sends what, and how much in each round."
     note += f" Before training: {size(before)}, once." if before else ""
     return Section("Communication", note, charts, [table], beside=True)
 
@@ -705,15 +710,15 @@ def _traffic(ledger: pd.DataFrame) -> list[Line]:
     """Bytes of each round, by tier and direction."""
     during = ledger[ledger["round"] >= 0]
     rounds = np.sort(during["round"].unique())
-    found = []
-    kept = spaced(len(rounds), MOST_ROUNDS)
+    lines = []
+    indices = spaced(len(rounds), MOST_ROUNDS)
     for (tier, way), part in during.groupby(["tier", "direction"]):
         sums = part.groupby("round")["bytes"].sum().reindex(rounds, fill_value=0)
         low, high = TIERS.get(str(tier), (str(tier), str(tier)))
-        whole = {"round": rounds + 1, "bytes": sums.to_numpy(), "total": sums.cumsum().to_numpy()}
-        columns = {name: values[kept].tolist() for name, values in whole.items()}
-        found.append(Line(f"{low} to {high}" if way == "up" else f"{high} to {low}", columns))
-    return found
+        all_rounds = {"round": rounds + 1, "bytes": sums.to_numpy(), "total": sums.cumsum().to_numpy()}
+        columns = {name: values[indices].tolist() for name, values in all_rounds.items()}
+        lines.append(Line(f"{low} to {high}" if way == "up" else f"{high} to {low}", columns))
+    return lines
 
 
 # --- small ----------------------------------------------------------------------------------------------

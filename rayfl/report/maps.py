@@ -50,11 +50,11 @@ def spread(places: Array) -> Array:
     """Positions between -1 and 1, ``(N, 2)``; clients at the same position are spread around it in a
     spiral.
     """
-    known = np.isfinite(places).all(axis=1)
-    found = np.full(places.shape, np.nan)
-    if not known.any():
-        return found
-    centred = places[known] - places[known].mean(axis=0)
+    placed = np.isfinite(places).all(axis=1)
+    positions = np.full(places.shape, np.nan)
+    if not placed.any():
+        return positions
+    centred = places[placed] - places[placed].mean(axis=0)
     extent = float(np.abs(centred).max()) or 1.0
     centred = centred / extent
     _, which, counts = np.unique(np.round(centred, 2), axis=0, return_inverse=True, return_counts=True)
@@ -63,8 +63,8 @@ def spread(places: Array) -> Array:
     rank[order] = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
     radius = np.sqrt(rank) * min(0.03, 0.5 / np.sqrt(len(which)))
     angle = rank * np.pi * (3 - np.sqrt(5))  # the golden angle fills a disc evenly
-    found[known] = centred + radius[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
-    return found
+    positions[placed] = centred + radius[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
+    return positions
 
 
 def aligned(places: Array, to: Array) -> Array:
@@ -93,9 +93,9 @@ def change(before: Labels, after: Labels) -> str:
         heir, parent = shared.argmax(axis=1), shared.argmax(axis=0)
         merged = len(old) - len(np.unique(heir))
         split = len(new) - len(np.unique(parent))
-        kept = shared[linear_sum_assignment(-shared)].sum()
+        unmoved = shared[linear_sum_assignment(-shared)].sum()
         words += [f"{merged} merged"] * bool(merged) + [f"{split} split off"] * bool(split)
-        moved = int(shared.sum() - kept)
+        moved = int(shared.sum() - unmoved)
         words += [f"{moved:,} client{'s' * (moved != 1)} moved"] * bool(moved)
     return ", ".join(words)
 
@@ -115,28 +115,28 @@ def steps_of(run: RunFiles) -> list[Step]:
     are many); if there are none, the clusters at the end. Absent clients have the label -1.
     """
     count = len(run.clients) or max((len(e.get("labels") or ()) for e in run.timeline), default=0)
-    found: list[Step] = []
+    steps: list[Step] = []
     for entry in run.timeline:
         labels = entry.get("labels")
         if not isinstance(labels, list) or len(labels) != count:
             continue
         places = _places(entry.get("map"), count)
-        by: MapMethod = "umap" if places is not None and entry["map"].get("by") == "umap" else "mds"
-        known = np.asarray(labels, np.int64)
+        method: MapMethod = "umap" if places is not None and entry["map"].get("by") == "umap" else "mds"
+        clusters = np.asarray(labels, np.int64)
         if count == len(run.clients):
-            known = np.where(run.absent(entry), -1, known)
-        step = Step(when(entry) + (f" ({who(entry)})" if who(entry) else ""), known, places, by)
-        if not found or places is not None or not np.array_equal(found[-1].labels, step.labels):
-            found.append(step)
+            clusters = np.where(run.absent(entry), -1, clusters)
+        step = Step(when(entry) + (f" ({who(entry)})" if who(entry) else ""), clusters, places, method)
+        if not steps or places is not None or not np.array_equal(steps[-1].labels, step.labels):
+            steps.append(step)
     last = numbers(run.clients, "cluster")
-    if not found and last is not None:
-        known = np.where(run.gone | np.isnan(last), -1, last).astype(np.int64)
-        found.append(Step("at the end", known))
-    moving = sum(step.places is not None for step in found) > 1
-    moving = moving or any(((step.labels < 0) != (found[0].labels < 0)).any() for step in found)
+    if not steps and last is not None:
+        clusters = np.where(run.gone | np.isnan(last), -1, last).astype(np.int64)
+        steps.append(Step("at the end", clusters))
+    moving = sum(step.places is not None for step in steps) > 1
+    moving = moving or any(((step.labels < 0) != (steps[0].labels < 0)).any() for step in steps)
     most = max(2, MOST_NUMBERS // max(1, count * (9 if moving else 1)))
-    kept = np.unique(np.linspace(0, len(found) - 1, min(len(found), most)).astype(np.intp)) if found else ()
-    return [found[i] for i in kept]
+    chosen = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), most)).astype(np.intp)) if steps else ()
+    return [steps[i] for i in chosen]
 
 
 def _places(entry: Any, count: int) -> Array | None:
@@ -175,14 +175,14 @@ def map_of(run: RunFiles, steps: Sequence[Step]) -> Map | None:
     have belonged. None if all clients would have the same position.
     """
     if any(step.places is not None for step in steps):
-        found: list[Array] = []
-        known, by = next((step.places, step.placed_by) for step in steps if step.places is not None)
+        positions: list[Array] = []
+        latest, method = next((step.places, step.placed_by) for step in steps if step.places is not None)
         for step in steps:
-            known = known if step.places is None else aligned(step.places, known)
-            found.append(known)
-        still = all(places is found[0] for places in found)
-        all_places = np.array([spread(places) for places in (found[:1] if still else found)])
-        return Map(all_places, f"distances between signatures, by {METHODS[by]}")
+            latest = latest if step.places is None else aligned(step.places, latest)
+            positions.append(latest)
+        still = all(places is positions[0] for places in positions)
+        all_places = np.array([spread(places) for places in (positions[:1] if still else positions)])
+        return Map(all_places, f"distances between signatures, by {METHODS[method]}")
     shares = _shares(run)
     if shares is not None:
         return Map(
@@ -206,16 +206,16 @@ class Matrix:
 def matrix_of(run: RunFiles) -> Matrix | None:
     """The distances that a run has kept of its latest clustering by signatures; None if there are none."""
     for entry in reversed(run.timeline):
-        kept = entry.get("excerpt")
-        if not isinstance(kept, dict):
+        excerpt = entry.get("excerpt")
+        if not isinstance(excerpt, dict):
             continue
-        clients, distances = kept.get("clients") or [], kept.get("distances") or []
-        known = all(isinstance(i, int) and 0 <= i < len(run.clients) for i in clients)
-        if not known or len(clients) < 2 or len(distances) != len(clients) * (len(clients) - 1) // 2:
+        clients, distances = excerpt.get("clients") or [], excerpt.get("distances") or []
+        valid = all(isinstance(i, int) and 0 <= i < len(run.clients) for i in clients)
+        if not valid or len(clients) < 2 or len(distances) != len(clients) * (len(clients) - 1) // 2:
             return None
         proximity = run.setting("clustering.proximity")
-        meaning = "being related (0) or not (1)" if kept.get("related") else "distance between signatures"
-        meaning += f" ({proximity})" if proximity and not kept.get("related") else ""
+        meaning = "being related (0) or not (1)" if excerpt.get("related") else "distance between signatures"
+        meaning += f" ({proximity})" if proximity and not excerpt.get("related") else ""
         return Matrix(clients, squareform(np.asarray(distances, np.float64)), f"{meaning}, {when(entry)}")
     return None
 

@@ -254,15 +254,15 @@ def rounded(values: Any, digits: int) -> list[Any]:
 
 def significant(values: Any, digits: int = DIGITS) -> list[Any]:
     """As :func:`rounded`, but to significant digits, for numbers of any size; whole ones stay as they are."""
-    found = np.array(values, np.float64)
-    usual = (np.abs(found) > 1e-9) & (
-        np.abs(found) < 10.0 ** (digits - 1)
+    array = np.array(values, np.float64)
+    usual = (np.abs(array) > 1e-9) & (
+        np.abs(array) < 10.0 ** (digits - 1)
     )  # powers of ten up to 1e22 are exact
-    scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(found[usual]))))
-    found[usual] = np.round(found[usual] * scale) / scale
-    rare = ~usual & np.isfinite(found) & (found != np.floor(found))
-    found[rare] = [float(f"{v:.{digits}g}") for v in found[rare].tolist()]
-    return [_short(v) for v in found.tolist()]
+    scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(array[usual]))))
+    array[usual] = np.round(array[usual] * scale) / scale
+    rare = ~usual & np.isfinite(array) & (array != np.floor(array))
+    array[rare] = [float(f"{v:.{digits}g}") for v in array[rare].tolist()]
+    return [_short(v) for v in array.tolist()]
 
 
 def _short(value: float) -> float | None:
@@ -302,9 +302,9 @@ class _Writer:
         self.tables: list[dict[str, Any]] = []
 
     def text(self) -> str:
-        here = Path(__file__).parent
+        folder = Path(__file__).parent
         environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(here), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+            loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True,
             undefined=jinja2.StrictUndefined,
         )  # fmt: skip
         body = environment.get_template("page.html").render(

@@ -224,14 +224,14 @@ def views(config: Config, measures: Sequence[str] = (), compare: int = 100) -> l
         rounds=config.rounds,
     )
     chosen = [MEASURES[name]() for name in measures or MEASURES]
-    found = []
+    stage_views = []
     for number, stage in enumerate(stages, start=1):
         federation = stage.federation
         compared = draw_clients(federation, compare, config.seed)
         measured = tuple(_measure(federation, compared, measure, config.seed) for measure in chosen)
         clients = describe(federation)[stage.active]
-        found.append(View(config, stage, number, len(stages), clients, compared, measured))
-    return found
+        stage_views.append(View(config, stage, number, len(stages), clients, compared, measured))
+    return stage_views
 
 
 def _measure(federation: Federation, compared: NDArray[np.int64], measure: Measure, seed: int) -> Measured:
@@ -277,14 +277,14 @@ def _facts(summary: dict[str, Any]) -> list[str]:
         return f"{values['min']:,} / {values['median']:,g} / {values['max']:,}"
 
     sizes, groups, unused = summary["sizes"], summary["groups"], summary["unused_samples"]
-    there = " that is present" if summary["stages"] > 1 else ""
+    qualifier = " that is present" if summary["stages"] > 1 else ""
     return [
         f"{summary['clients']:,} clients, {summary['classes']} classes, "
         + ("no planted groups" if groups is None else f"{groups} planted groups"),
         f"smallest / median / largest client: {spread(sizes['n'])} training, "
         f"{spread(sizes['validation'])} validation, {spread(sizes['test'])} test samples",
         f"labels a client: {spread(summary['labels_per_client'])}",
-        *([f"{unused:,} training samples are used by no client{there}"] if unused else []),
+        *([f"{unused:,} training samples are used by no client{qualifier}"] if unused else []),
     ]
 
 
@@ -327,9 +327,9 @@ def _client_table(found: View) -> Table:
         if few:
             row += [f"{count:,}" if count else "·" for count in counts[client]]
         else:
-            most = np.argsort(-counts[client], kind="stable")[:3]
-            named = [f"{label} ({counts[client, label]:,})" for label in most if counts[client, label]]
-            row += [str(int((counts[client] > 0).sum())), ", ".join(named)]
+            frequent = np.argsort(-counts[client], kind="stable")[:3]
+            texts = [f"{label} ({counts[client, label]:,})" for label in frequent if counts[client, label]]
+            row += [str(int((counts[client] > 0).sum())), ", ".join(texts)]
         table.add_row(*row, end_section=client == half - 1 and clients > SHOWN_CLIENTS)
     if clients > SHOWN_CLIENTS:
         table.caption = f"{SHOWN_CLIENTS} of {clients:,} clients"
@@ -461,19 +461,19 @@ def _labels_section(found: View) -> Section:
     order: NDArray[np.integer] = np.arange(len(counts))
     if found.planted is not None:
         order = np.argsort(found.planted, kind="stable")
-    kept = order[spaced(len(order))]
-    wide = spaced(counts.shape[1])
+    drawn = order[spaced(len(order))]
+    classes = spaced(counts.shape[1])
     names = _client_names(found)
-    shares = 100 * counts[kept] / counts[kept].sum(axis=1, keepdims=True)
+    shares = 100 * counts[drawn] / counts[drawn].sum(axis=1, keepdims=True)
     label = "share of the client's training samples (%)"
     note = "Which labels the clients have (after permutations); dark: many."
     note += " Clients are in the order of their planted groups." if found.planted is not None else ""
-    if len(kept) < len(order):
-        note += f" {len(kept)} of {len(order):,} clients, evenly spaced."
-    if len(wide) < counts.shape[1]:
-        note += f" {len(wide)} of {counts.shape[1]:,} classes, evenly spaced."
-    rows, columns = [f"client {names[i]}" for i in kept], [f"class {i}" for i in wide]
-    chart = heatmap(shares[:, wide], rows, columns, f"Matrix of clients and classes: {label}", label=label)
+    if len(drawn) < len(order):
+        note += f" {len(drawn)} of {len(order):,} clients, evenly spaced."
+    if len(classes) < counts.shape[1]:
+        note += f" {len(classes)} of {counts.shape[1]:,} classes, evenly spaced."
+    rows, columns = [f"client {names[i]}" for i in drawn], [f"class {i}" for i in classes]
+    chart = heatmap(shares[:, classes], rows, columns, f"Matrix of clients and classes: {label}", label=label)
     return Section("Labels", note, [chart])
 
 
@@ -554,19 +554,21 @@ def _distances_section(found: View) -> Section:
 def _matrix(found: View, part: Measured) -> Chart:
     measure, values = part.measure, part.values
     assert values is not None
-    apart = values.max() - values if measure.similarity else values
-    condensed = squareform((apart + apart.T) / 2, checks=False)
+    distances = values.max() - values if measure.similarity else values
+    condensed = squareform((distances + distances.T) / 2, checks=False)
     order = (
         leaves_list(linkage(np.nan_to_num(condensed), "average"))
         if len(values) > 2
         else np.arange(len(values))
     )
-    kept = order[spaced(len(order))]
+    drawn = order[spaced(len(order))]
     names = found.federation.names
-    ids = [str(i if names is None else names[i]) for i in found.compared[kept].tolist()]
+    ids = [str(i if names is None else names[i]) for i in found.compared[drawn].tolist()]
     label = f"{measure.name} ({measure.unit})" if measure.unit else measure.name
-    alt = f"Matrix of {label} between {len(kept)} clients, alike is dark"
-    return heatmap(values[np.ix_(kept, kept)], ids, ids, alt, "high" if measure.similarity else "low", label)
+    alt = f"Matrix of {label} between {len(drawn)} clients, alike is dark"
+    return heatmap(
+        values[np.ix_(drawn, drawn)], ids, ids, alt, "high" if measure.similarity else "low", label
+    )
 
 
 def _clients_section(found: View, clients: dict[str, list[Any]]) -> Section:
@@ -592,8 +594,8 @@ def _pairs(found: View) -> pd.DataFrame:
     i, j = np.triu_indices(len(found.compared), 1)
     columns = {part.measure.name: part.values[i, j] for part in found.measured if part.values is not None}
     first, second, names = found.compared[i], found.compared[j], found.federation.names
-    called = {} if names is None else {"name": names[first], "other_name": names[second]}
-    return pd.DataFrame({"client": first, "other": second, **called, **columns})
+    name_columns = {} if names is None else {"name": names[first], "other_name": names[second]}
+    return pd.DataFrame({"client": first, "other": second, **name_columns, **columns})
 
 
 def _draw_classes(found: View, path: Path) -> None:

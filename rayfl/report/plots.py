@@ -45,10 +45,12 @@ class Plots:
     def clusters(self) -> Picture:
         """The clients in the plane, coloured by their last clusters, as on the map in ``report.html``."""
         steps = maps.steps_of(self._run)
-        found = maps.map_of(self._run, steps)
-        if found is None or not steps:
+        client_map = maps.map_of(self._run, steps)
+        if client_map is None or not steps:
             raise self._lacks("clusters")
-        return picture(figures.map_of_clients(found.places[-1], steps[-1].labels, found.meaning), height=5)
+        return picture(
+            figures.map_of_clients(client_map.places[-1], steps[-1].labels, client_map.meaning), height=5
+        )
 
     def communication(self) -> Picture:
         """Bytes of each round by tier and direction."""

@@ -54,8 +54,8 @@ def add(runs: Sequence[PlannedRun], archive: Path) -> list[Path]:
         Damaged: if a file of a run cannot be read.
         DiskError
     """
-    known = _files(archive)
-    missing = {run.key: run for run in runs if run.key not in known and is_finished(run)}
+    archived = _files(archive)
+    missing = {run.key: run for run in runs if run.key not in archived and is_finished(run)}
     if missing:
         files.make(archive, parents=True)
     return [_pack(run, archive / f"{name_of(run)}.zip") for run in missing.values()]
@@ -63,17 +63,17 @@ def add(runs: Sequence[PlannedRun], archive: Path) -> list[Path]:
 
 def _pack(run: PlannedRun, path: Path) -> Path:
     directory = RunDirectory(directory_of(run))
-    contents = {name: directory.path / name for name in _TABLES}
-    read = {name: path.read_bytes() for name, path in contents.items() if path.is_file()}
+    tables = {name: directory.path / name for name in _TABLES}
+    contents = {name: path.read_bytes() for name, path in tables.items() if path.is_file()}
     environment = directory.read_json(_ENVIRONMENT) or {}
-    read[_ENVIRONMENT] = _json({name: environment[name] for name in _TOLD if name in environment})
-    read[_SUMMARY] = _json(directory.read_json(_SUMMARY))
-    read[_CONFIG] = _portable(run).encode()
+    contents[_ENVIRONMENT] = _json({name: environment[name] for name in _TOLD if name in environment})
+    contents[_SUMMARY] = _json(directory.read_json(_SUMMARY))
+    contents[_CONFIG] = _portable(run).encode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
         packed.comment = run.key.encode()
-        for name in sorted(read):
-            packed.writestr(zipfile.ZipInfo(name, _EARLIEST), read[name], zipfile.ZIP_DEFLATED)
+        for name in sorted(contents):
+            packed.writestr(zipfile.ZipInfo(name, _EARLIEST), contents[name], zipfile.ZIP_DEFLATED)
     files.write(path, buffer.getvalue())
     return path
 
@@ -88,9 +88,9 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
         ConfigError: if a file holds another run than its name says.
         DiskError
     """
-    known, found = _files(archive), []
-    for run in {run.key: run for run in runs if run.key in known and not is_finished(run)}.values():
-        contents = _unpacked(known[run.key], run)
+    archived, restored = _files(archive), []
+    for run in {run.key: run for run in runs if run.key in archived and not is_finished(run)}.values():
+        contents = _unpacked(archived[run.key], run)
         directory = RunDirectory(directory_of(run))
         files.make(directory.path, parents=True)
         with contextlib.suppress(Held), directory.locked():
@@ -100,8 +100,8 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
                 if name not in (_CONFIG, _SUMMARY):
                     files.write(directory.path / name, data)
             files.write(directory.path / _SUMMARY, contents[_SUMMARY])  # last: with it the run is finished
-            found.append(run)
-    return found
+            restored.append(run)
+    return restored
 
 
 def _files(archive: Path) -> dict[str, Path]:
@@ -115,16 +115,16 @@ def _unpacked(path: Path, run: PlannedRun) -> dict[str, bytes]:
     Raises:
         Damaged, ConfigError
     """
-    known = {_CONFIG, _SUMMARY, _ENVIRONMENT, *_TABLES}
+    expected = {_CONFIG, _SUMMARY, _ENVIRONMENT, *_TABLES}
     try:
         with zipfile.ZipFile(files.regular(path)) as packed:
-            contents = {name: packed.read(name) for name in packed.namelist() if name in known}
+            contents = {name: packed.read(name) for name in packed.namelist() if name in expected}
             key = packed.comment.decode()
         settings = parse(contents[_CONFIG].decode())
         rounds = json.loads(contents[_SUMMARY])["rounds"]
     except (OSError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, *NOT_YAML) as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise Damaged(f"{path}: cannot be read ({why}); remove it, and the run is done again") from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise Damaged(f"{path}: cannot be read ({reason}); remove it, and the run is done again") from None
     settings["plugins"] = []  # the study has imported them
     # Earlier versions wrote no key. They archived no paths, so the key can be computed from the config.
     if (key or key_of(reload(settings))) != run.key or rounds != run.config.rounds:

@@ -115,10 +115,10 @@ class Judgement:
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict over several points: fails if it fails anywhere, holds if it holds everywhere."""
-    found = set(verdicts)
-    if "fails" in found:
+    distinct = set(verdicts)
+    if "fails" in distinct:
         return "fails"
-    return "holds" if found == {"holds"} else "undecided"
+    return "holds" if distinct == {"holds"} else "undecided"
 
 
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?")
@@ -160,11 +160,11 @@ class _Reader:
         terms: list[Term] = []
         constant, sign = 0.0, self._sign() or 1.0
         while True:
-            found = self._term(sign)
-            if isinstance(found, Term):
-                terms.append(found)
+            part = self._term(sign)
+            if isinstance(part, Term):
+                terms.append(part)
             else:
-                constant += found
+                constant += part
             self.space()
             if _TOLERANCE.match(self.text, self.place):
                 return terms, constant
@@ -178,10 +178,10 @@ class _Reader:
         match = self.take(_NUMBER)
         if match is None:
             return None
-        found = float(match[0])
-        if math.isinf(found):
+        value = float(match[0])
+        if math.isinf(value):
             raise self.fail(f"{match[0]} is too large", "a number below 1e308")
-        return found
+        return value
 
     def _sign(self) -> float | None:
         match = self.take(re.compile(r"[-+]"))
@@ -225,14 +225,14 @@ class _Reader:
                 raise self.fail(f"no method {label!r}", nearest(label, self.labels))
             self.place = end + 1
             return label
-        here = [
+        matching = [
             label
             for label in self.labels
             if self.text.startswith(label, self.place) and _AFTER.match(self.text, self.place + len(label))
         ]
-        if not here:
+        if not matching:
             return None
-        label = max(here, key=len)
+        label = max(matching, key=len)
         self.place += len(label)
         return label
 
@@ -243,7 +243,7 @@ class _Reader:
         if end < 0:
             raise self.fail("a bracket is not closed")
         inside, self.place = self.text[self.place + 1 : end], end + 1
-        found: dict[str, str] = {}
+        point: dict[str, str] = {}
         for part in inside.split(","):
             name, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals:
@@ -251,16 +251,16 @@ class _Reader:
                     f"{part.strip()!r} is not a point of the grid", "such as [partition.alpha=0.1]"
                 )
             axis = axis_of(name, self.axes, self.fail)
-            found[axis] = point_of(axis, value, self.axes, self.fail)
-        return found
+            point[axis] = point_of(axis, value, self.axes, self.fail)
+        return point
 
 
 def axis_of(name: str, axes: Mapping[str, Iterable[str]], fail: Callable[[str, str], ConfigError]) -> str:
     """The axis of this name; its last part suffices: ``alpha`` for ``partition.alpha``."""
-    found = [axis for axis in axes if axis == name] or [axis for axis in axes if axis.split(".")[-1] == name]
-    if len(found) != 1:
+    named = [axis for axis in axes if axis == name] or [axis for axis in axes if axis.split(".")[-1] == name]
+    if len(named) != 1:
         raise fail(f"the grid has no axis {name!r}", nearest(name, axes) if axes else "there is no grid")
-    return found[0]
+    return named[0]
 
 
 def point_of(
@@ -308,10 +308,10 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
     right, bound = reader.sum()
     tolerance = 0.0
     if comparison[0] == "~":
-        given = reader.number() if reader.take(_TOLERANCE) else None
-        if given is None:
+        number = reader.number() if reader.take(_TOLERANCE) else None
+        if number is None:
             raise reader.fail("~ takes a tolerance", "such as ~ 77.3 +- 3")
-        tolerance = given
+        tolerance = number
     reader.space()
     if reader.place < len(reader.text):
         raise reader.fail(f"{reader.text[reader.place :]!r} is unexpected")
@@ -323,16 +323,16 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
 
 def judge(statement: Statement, point: Point, values: Values) -> Judgement:
     """The verdict on a claim at a point of the grid."""
-    found = [values(term.method, {**point, **term.at}, term.column) for term in statement.terms]
-    seeds = sorted(set.intersection(*(set(each) for each in found))) if found else []
+    numbers = [values(term.method, {**point, **term.at}, term.column) for term in statement.terms]
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed in numbers))) if numbers else []
     sums: NDArray[np.float64] = np.zeros(len(seeds))
-    for term, each in zip(statement.terms, found, strict=True):
-        sums = sums + term.factor * np.array([each[seed] for seed in seeds], np.float64)
+    for term, by_seed in zip(statement.terms, numbers, strict=True):
+        sums = sums + term.factor * np.array([by_seed[seed] for seed in seeds], np.float64)
     interval = mean_interval(sums)
-    lost = len(set().union(*found)) - len(seeds) if found else 0
+    incomplete = len(set().union(*numbers)) - len(seeds) if numbers else 0
     if not len(seeds):
         return Judgement(statement, point, interval, "undecided", "no runs")
-    if lost or np.isnan(sums).any():
+    if incomplete or np.isnan(sums).any():
         return Judgement(statement, point, interval, "undecided", "some runs have no such number")
     if not interval.known:
         return Judgement(statement, point, interval, "undecided", "one seed has no interval")

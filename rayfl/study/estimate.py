@@ -58,16 +58,16 @@ class Estimate:
 
     def lines(self) -> list[str]:
         """The estimate as text."""
-        left = self.runs - self.there
-        found = [
-            f"{self.runs} runs: {self.there} finished, {self.begun} to resume, {left - self.begun} new; "
+        missing = self.runs - self.there
+        lines = [
+            f"{self.runs} runs: {self.there} finished, {self.begun} to resume, {missing - self.begun} new; "
             f"{self.rounds:,} rounds"
         ]
-        if left:
-            side = f"{duration(self.seconds / self.jobs)} with {self.jobs} at a time"
-            found.append(f"about {duration(self.seconds)} of work, {side} ({self.how})")
-            found.append(f"about {size(self.disk)} of disk, {size(self.memory)} of memory")
-        return found
+        if missing:
+            parallel = f"{duration(self.seconds / self.jobs)} with {self.jobs} at a time"
+            lines.append(f"about {duration(self.seconds)} of work, {parallel} ({self.how})")
+            lines.append(f"about {size(self.disk)} of disk, {size(self.memory)} of memory")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -96,40 +96,40 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None, archive: Path 
     if archive is not None:
         archives.restore(runs, archive)
     by_key = {run.key: run for run in runs}
-    there = [run for run in by_key.values() if is_finished(run)]
-    left = [run for run in by_key.values() if not is_finished(run)]
-    known: dict[str, _Cost] = {}
-    for run in there:
-        known.setdefault(_kind(run), _measured(RunDirectory(directory_of(run))))
+    finished = [run for run in by_key.values() if is_finished(run)]
+    unfinished = [run for run in by_key.values() if not is_finished(run)]
+    costs: dict[str, _Cost] = {}
+    for run in finished:
+        costs.setdefault(_kind(run), _measured(RunDirectory(directory_of(run))))
     timed = 0
     untimed: list[str] = []
-    for run in left:
-        if _kind(run) not in known:
-            known[_kind(run)], error = _timed(run)
+    for run in unfinished:
+        if _kind(run) not in costs:
+            costs[_kind(run)], error = _timed(run)
             timed += not error
             untimed += [f"a round of {run.method} failed and is not counted: {error}"] * bool(error)
     seconds = disk = 0.0
-    for run in left:
-        cost, done = known[_kind(run)], rounds_done(directory_of(run))
+    for run in unfinished:
+        cost, done = costs[_kind(run)], rounds_done(directory_of(run))
         seconds += cost.once * (done == 0) + cost.of_round * (run.config.rounds - done)
         disk += cost.disk
     cpus = os.cpu_count() or 1
-    side = allocate(len(left), left[0].config, 1, cpus, 0, jobs).jobs if left else 1
+    parallel = allocate(len(unfinished), unfinished[0].config, 1, cpus, 0, jobs).jobs if unfinished else 1
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     how = [*untimed]
     how += [f"an estimate: a round of each method was timed, with tests of {_FEW} clients"] * bool(timed)
-    how += ["finished runs"] * bool(there)
-    rounds = sum(run.config.rounds - rounds_done(directory_of(run)) for run in left)
-    begun = sum(bool(rounds_done(directory_of(run))) for run in left)
+    how += ["finished runs"] * bool(finished)
+    rounds = sum(run.config.rounds - rounds_done(directory_of(run)) for run in unfinished)
+    begun = sum(bool(rounds_done(directory_of(run))) for run in unfinished)
     return Estimate(
         len(by_key),
-        len(there),
+        len(finished),
         begun,
         rounds,
         seconds,
-        min(side, max(1, len(left))),
+        min(parallel, max(1, len(unfinished))),
         disk,
-        peak * side,
+        peak * parallel,
         ", ".join(how) or "nothing is left",
     )
 
@@ -190,18 +190,18 @@ class _Sampling(Driver):
     seconds, share = 0.0, 1.0
 
     def _evaluate(self, state: ServerState, this_round: Round) -> tuple[ServerState, dict[str, float | None]]:
-        begun = time.perf_counter()
-        found = super()._evaluate(state, this_round)
-        self.seconds += time.perf_counter() - begun
-        return found
+        start = time.perf_counter()
+        evaluated = super()._evaluate(state, this_round)
+        self.seconds += time.perf_counter() - start
+        return evaluated
 
     def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         everyone = self.setup.present
         if self.config.evaluation.coreset is not None or len(everyone) <= _FEW:
             return super()._tested(state)
         self.share = len(everyone) / _FEW
-        few = everyone[np.linspace(0, len(everyone) - 1, _FEW).astype(np.int64)]
-        return few, np.full(_FEW, 1 / _FEW)
+        sampled = everyone[np.linspace(0, len(everyone) - 1, _FEW).astype(np.int64)]
+        return sampled, np.full(_FEW, 1 / _FEW)
 
 
 def _of_two_rounds(config: Config, every: int) -> _Cost:
@@ -212,18 +212,18 @@ def _of_two_rounds(config: Config, every: int) -> _Cost:
         every: rounds between two tests of the run that is estimated.
     """
     check(config)
-    begun = time.perf_counter()
+    start = time.perf_counter()
     stages, host = build(config)
     backend = make_backend(config, arithmetic(config, stages[0].federation, host, available(config)))
     directory = RunDirectory.create(config)
     driver = _Sampling(config, stages, backend, directory, host)
     try:
         state = driver.start()
-        once, rounds = time.perf_counter() - begun, []
+        once, rounds = time.perf_counter() - start, []
         for _ in range(min(2, config.rounds)):
-            begun, driver.seconds = time.perf_counter(), 0.0
+            start, driver.seconds = time.perf_counter(), 0.0
             state = driver.round(state)
-            rounds.append(time.perf_counter() - begun - driver.seconds)
+            rounds.append(time.perf_counter() - start - driver.seconds)
         driver.checkpoint(state)
     finally:
         backend.close()

@@ -122,14 +122,14 @@ class StudyPlots:
 
         Each map is that of ``Result(path).plot.clusters()``.
         """
-        drawn = list(_maps(self._results, self._point(at)))
-        if not drawn:
+        client_maps = list(_maps(self._results, self._point(at)))
+        if not client_maps:
             raise RayflError("no finished run has clusters to draw")
         with rc_context(_STYLE):
-            figure = Picture(figsize=(3.5 * len(drawn), 3.5), layout="constrained")
+            figure = Picture(figsize=(3.5 * len(client_maps), 3.5), layout="constrained")
             FigureCanvasAgg(figure)
             for axes, (label, draw) in zip(
-                figure.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True
+                figure.subplots(1, len(client_maps), squeeze=False)[0], client_maps, strict=True
             ):
                 draw(axes, LIGHT)
                 axes.set_title(f"{_plain(label)}\n{axes.get_title()}", fontsize=8)
@@ -162,18 +162,20 @@ def _maps(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str, rep
         if run.seed == results.seeds[0] and dict(run.point) == dict(point) and is_finished(run):
             run_files = RunFiles.read(directory_of(run))
             steps = maps.steps_of(run_files)
-            found = maps.map_of(run_files, steps)
-            if found is not None and steps:
-                draw = report_figures.map_of_clients(found.places[-1], steps[-1].labels, found.meaning)
+            client_map = maps.map_of(run_files, steps)
+            if client_map is not None and steps:
+                draw = report_figures.map_of_clients(
+                    client_map.places[-1], steps[-1].labels, client_map.meaning
+                )
                 yield run.method, draw
 
 
 def _endings(points: Sequence[Mapping[str, str]]) -> list[str]:
     """The endings of file names, for each point of the grid; numbered if they would otherwise be equal."""
-    found = ["-".join(re.sub(r"[^\w.]+", "_", name) for name in point.values()) for point in points]
-    if len(set(found)) == len(found) and max(map(len, found)) <= _LONGEST:
-        return found
-    return [f"{place}-{name[:_LONGEST]}" for place, name in enumerate(found, 1)]
+    endings = ["-".join(re.sub(r"[^\w.]+", "_", name) for name in point.values()) for point in points]
+    if len(set(endings)) == len(endings) and max(map(len, endings)) <= _LONGEST:
+        return endings
+    return [f"{place}-{name[:_LONGEST]}" for place, name in enumerate(endings, 1)]
 
 
 _LONGEST = 80
@@ -214,9 +216,9 @@ def curves_of(
             continue
         rows = []
         for number, group in pd.concat(tables).groupby("round"):
-            of = mean_interval(group[column])
-            bounds = (of.low, of.high) if of.known else (np.nan, np.nan)
-            rows.append((1 + int(str(number)), float(group["sent"].mean()), of.mean, *bounds))
+            interval = mean_interval(group[column])
+            bounds = (interval.low, interval.high) if interval.known else (np.nan, np.nan)
+            rows.append((1 + int(str(number)), float(group["sent"].mean()), interval.mean, *bounds))
         if rows:
             yield label, pd.DataFrame(rows, columns=["round", "bytes", "mean", "low", "high"])
 
@@ -243,16 +245,16 @@ def _legend(figure: Picture, axes: Any) -> None:
 def _fonts(labels: Sequence[str]) -> dict[str, list[str]]:
     """Fonts of this machine that have the letters of the labels: Matplotlib's own has no Chinese ones."""
     needed = {letter for label in labels for letter in label if not letter.isspace()}
-    found = []
+    families = []
     for entry in _installed():
         if not needed:
             break
         with suppress(OSError, RuntimeError):  # a file that is no font, or is gone
-            own = {letter for letter in needed if get_font(entry.fname).get_char_index(ord(letter))}
-            if own:
-                found.append(entry.name)
-                needed -= own
-    return {"font.family": found} if found else {}
+            covered = {letter for letter in needed if get_font(entry.fname).get_char_index(ord(letter))}
+            if covered:
+                families.append(entry.name)
+                needed -= covered
+    return {"font.family": families} if families else {}
 
 
 def _installed() -> Iterator[FontEntry]:
@@ -266,11 +268,11 @@ def _installed() -> Iterator[FontEntry]:
 
 def _curves(axes: Any, results: Results, point: Mapping[str, str], over: str) -> bool:
     labels = list(results.study.methods)
-    found = list(curves_of(results, point))
+    curves = list(curves_of(results, point))
     scale, unit = 1.0, ""
-    if over == "bytes" and found:
-        unit, scale = byte_unit(max(frame["bytes"].max() for _, frame in found))
-    for label, frame in found:
+    if over == "bytes" and curves:
+        unit, scale = byte_unit(max(frame["bytes"].max() for _, frame in curves))
+    for label, frame in curves:
         (color, dashes, _), x = _look(labels.index(label)), frame[over] / scale
         axes.plot(x, frame["mean"], label=_plain(label), linewidth=1.2, color=color, linestyle=dashes)
         if frame["low"].notna().any():
@@ -279,7 +281,7 @@ def _curves(axes: Any, results: Results, point: Mapping[str, str], over: str) ->
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round" if over == "round" else f"sent up and down ({unit})")
     _percent_axis(axes)
-    return bool(found)
+    return bool(curves)
 
 
 def _over_rounds(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
@@ -293,37 +295,37 @@ def _over_bytes(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
 def clients_of(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """For each method, the last accuracies of the clients of all seeds, in percent."""
     for label in results.study.methods:
-        found = []
+        accuracies = []
         for run in results.runs:
             if run.method == label and run.point == point and is_finished(run):
                 with suppress(Damaged):
                     frame = RunDirectory(directory_of(run)).read_frame("clients.csv")
-                    found.append(frame["accuracy_last"].dropna().to_numpy(np.float64))
-        if found and len(np.concatenate(found)):
-            yield label, np.concatenate(found)
+                    accuracies.append(frame["accuracy_last"].dropna().to_numpy(np.float64))
+        if accuracies and len(np.concatenate(accuracies)):
+            yield label, np.concatenate(accuracies)
 
 
 def _clients(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
-    found = list(clients_of(results, point))
-    if not found:
+    by_method = list(clients_of(results, point))
+    if not by_method:
         return False
-    values, names = [values for _, values in found], [_plain(label) for label, _ in found]
-    lying = len(found) > _INSIDE  # labels side by side would cover each other
+    values, names = [values for _, values in by_method], [_plain(label) for label, _ in by_method]
+    horizontal = len(by_method) > _INSIDE  # labels side by side would cover each other
     axes.boxplot(  # as on the pages: whiskers to the minimum and maximum, the mean a diamond
         values,
         widths=0.6,
         whis=(0, 100),
         showmeans=True,
         meanprops={"marker": "D", "markersize": 3},
-        orientation="horizontal" if lying else "vertical",
+        orientation="horizontal" if horizontal else "vertical",
     )
-    if lying:
+    if horizontal:
         axes.figure.set_size_inches(3.5, 1 + sum(0.15 + 0.12 * name.count("\n") for name in names))
-        axes.set_yticks(range(1, 1 + len(found)), names, fontsize=6)
+        axes.set_yticks(range(1, 1 + len(by_method)), names, fontsize=6)
         axes.invert_yaxis()
         axes.set_xlabel("accuracy of a client (%)")
     else:
-        axes.set_xticks(range(1, 1 + len(found)), names, rotation=30, ha="right")
+        axes.set_xticks(range(1, 1 + len(by_method)), names, rotation=30, ha="right")
         axes.set_ylabel("accuracy of a client (%)")
     return True
 

@@ -106,16 +106,18 @@ DISTRIBUTIONS = ("uniform", "loguniform", "randint", "choice")
 def _check_distribution(setting: str, values: Mapping[str, Any]) -> None:
     if len(values) != 1 or next(iter(values)) not in DISTRIBUTIONS:
         raise ValueError(f"{setting}: expected one of {', '.join(DISTRIBUTIONS)} and its range")
-    ((kind, given),) = values.items()
-    if not isinstance(given, list) or not given:
+    ((kind, parameters),) = values.items()
+    if not isinstance(parameters, list) or not parameters:
         raise ValueError(f"{setting}.{kind}: expected a list")
     if kind == "choice":
         return
-    if len(given) != 2 or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in given):
+    if len(parameters) != 2 or not all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in parameters
+    ):
         raise ValueError(f"{setting}.{kind}: expected [low, high]")
-    if given[0] >= given[1] or (kind == "loguniform" and given[0] <= 0):
+    if parameters[0] >= parameters[1] or (kind == "loguniform" and parameters[0] <= 0):
         raise ValueError(
-            f"{setting}.{kind}: expected {'0 < ' * (kind == 'loguniform')}low < high, got {given}"
+            f"{setting}.{kind}: expected {'0 < ' * (kind == 'loguniform')}low < high, got {parameters}"
         )
 
 
@@ -322,8 +324,8 @@ class StudyFile(Section):
                 f"report.reference: no method {self.report.reference!r}; "
                 f"{nearest(self.report.reference, self.methods)}"
             )
-        for each in self.expected:
-            for label in each.figures:
+        for published in self.expected:
+            for label in published.figures:
                 if label not in self.methods:
                     raise ValueError(f"expected: no method {label!r}; {nearest(label, self.methods)}")
         if self.tune is not None:
@@ -337,9 +339,9 @@ class StudyFile(Section):
 
     def has_point(self, name: str) -> bool:
         """Whether a name is that of a point of one axis, or of points of all axes, separated by commas."""
-        places = self.axes.values()
-        return any(name in each for each in places) or any(
-            name == ", ".join(point) for point in itertools.product(*places)
+        axes = self.axes.values()
+        return any(name in points for points in axes) or any(
+            name == ", ".join(point) for point in itertools.product(*axes)
         )
 
     @property
@@ -388,7 +390,7 @@ def _check_shared(settings: Mapping[str, Any], where: str) -> None:
 
 def _check_apart(study: StudyFile) -> None:
     """Refuse a setting that is an axis and also set by another axis or a method: labels would be wrong."""
-    said = {
+    settings_by_place = {
         **{f"grid.{a}": list(at.values()) for a, at in study.axes.items()},
         **{f"methods.{label}": [own] for label, own in study.methods.items()},
     }
@@ -396,7 +398,7 @@ def _check_apart(study: StudyFile) -> None:
         if axis.startswith("algorithm."):
             remedy = "give each value a method of its own, in methods"
             raise ValueError(f"grid.{axis}: belongs to a method and cannot be an axis; {remedy}")
-        for where, several in said.items():
+        for where, several in settings_by_place.items():
             keys = {text.partition("=")[0] for settings in several for text in overrides_of(settings)}
             if axis in keys and where != f"grid.{axis}":
                 raise ValueError(f"{where}: {axis} is an axis of the grid; leave it out here")
@@ -544,7 +546,7 @@ def take(
         if key.strip() in study.grid or (study.tune and key.strip() in study.tune.space):
             raise ConfigError(text, "is an axis of the grid, or chosen by tune", "change the study file")
     try:
-        found = {"seeds": seeds_of(seeds)} if seeds else {}
+        seed_update = {"seeds": seeds_of(seeds)} if seeds else {}
     except ValueError as error:
         raise ConfigError("--seeds", str(error)) from None
     try:
@@ -553,7 +555,7 @@ def take(
         raise ConfigError("override", str(error)) from None
     base, plugins = _placed(study.base, folder), tuple(_placed(each, folder) for each in study.plugins)
     merged = {**study.settings, **changes}
-    return study.model_copy(update={**found, "settings": merged, "base": base, "plugins": plugins})
+    return study.model_copy(update={**seed_update, "settings": merged, "base": base, "plugins": plugins})
 
 
 def _parsed(file: Path) -> Any:
@@ -573,16 +575,16 @@ def _validated(given: Any) -> StudyFile:
     try:
         return StudyFile.model_validate(given)
     except ValidationError as error:
-        found = explain(error, given, StudyFile)
-        where = "study" if found.where == "config" else found.where
-        raise ConfigError(where, found.what, found.remedy) from None
+        mistake = explain(error, given, StudyFile)
+        where = "study" if mistake.where == "config" else mistake.where
+        raise ConfigError(where, mistake.what, mistake.remedy) from None
 
 
 def _check_figures(study: StudyFile) -> None:
     """Refuse figures for points that the grid does not have. Not called for a size that keeps the figures of
     its study, since a size may have fewer points."""
-    for each in study.expected:
-        for label, figures in each.figures.items():
+    for published in study.expected:
+        for label, figures in published.figures.items():
             for name in figures if isinstance(figures, dict) else ():
                 if not study.has_point(name):
                     raise ConfigError(f"expected: {label}", f"the grid has no point {name!r}")
@@ -601,16 +603,16 @@ def _sized(study: StudyFile, given: Mapping[str, Any], size: str) -> StudyFile:
     if size not in study.sizes:
         raise ConfigError("--size", f"the study has no size {size!r}", nearest(size, study.sizes))
     chosen = study.sizes[size]
-    whole = {key: value for key, value in given.items() if key != "sizes"}
-    whole["settings"] = _merged(study.settings, chosen.settings)
-    whole["grid"] = {**study.grid, **chosen.grid}
+    content = {key: value for key, value in given.items() if key != "sizes"}
+    content["settings"] = _merged(study.settings, chosen.settings)
+    content["grid"] = {**study.grid, **chosen.grid}
     for name in ("seeds", "claims", "expected"):
         value = getattr(chosen, name)
         if value is not None:
-            whole[name] = given["sizes"][size][name]
+            content[name] = given["sizes"][size][name]
     if chosen.tune is not None:
-        whole["tune"] = chosen.tune or None
-    sized = _validated(whole)
+        content["tune"] = chosen.tune or None
+    sized = _validated(content)
     if chosen.expected:
         _check_figures(sized)
     return _only(sized, chosen.only, f"sizes.{size}.only") if chosen.only else sized
@@ -618,15 +620,15 @@ def _sized(study: StudyFile, given: Mapping[str, Any], size: str) -> StudyFile:
 
 def _merged(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with others added; a part with another name replaces the former part entirely."""
-    found = dict(before)
+    merged = dict(before)
     for key, value in more.items():
-        old = found.get(key)
+        old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             same = value.get("name", old.get("name")) == old.get("name")
-            found[key] = _merged(old, value) if same else value
+            merged[key] = _merged(old, value) if same else value
         else:
-            found[key] = value
-    return found
+            merged[key] = value
+    return merged
 
 
 def _only(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
@@ -636,10 +638,10 @@ def _only(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
             raise ConfigError(where, f"no method {label!r}", nearest(label, study.methods))
     methods = {label: method for label, method in study.methods.items() if label in only}
     expected = []
-    for each in study.expected:
-        figures = {label: value for label, value in each.figures.items() if label in methods}
+    for published in study.expected:
+        figures = {label: value for label, value in published.figures.items() if label in methods}
         if figures:
-            expected.append(each.model_copy(update={"figures": figures}))
+            expected.append(published.model_copy(update={"figures": figures}))
     axes = {axis: list(at) for axis, at in study.axes.items()}
     claims = tuple(c for c in study.claims if parse_claim(c.claim, study.methods, axes).methods <= {*methods})
     reference = study.report.reference if study.report.reference in methods else None
@@ -653,5 +655,5 @@ def _only(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
 
 def _placed(name: str, folder: Path) -> str:
     """The path of a file next to the study file; if there is none, the name of a preset, module or file."""
-    beside = folder / os.path.expanduser(name)
-    return str(beside.absolute()) if name and beside.is_file() else name
+    neighbour = folder / os.path.expanduser(name)
+    return str(neighbour.absolute()) if name and neighbour.is_file() else name

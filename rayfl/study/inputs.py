@@ -56,8 +56,8 @@ def inputs_of(config: Config) -> Iterator[Path]:
     for part in (part for each in sections for part in _sections(each)):
         for name, value in part:
             if isinstance(value, Path):
-                own = name != "root" or type(part).model_fields[name].is_required()
-                if value.is_file() or (own and value.is_dir()):
+                users_own = name != "root" or type(part).model_fields[name].is_required()
+                if value.is_file() or (users_own and value.is_dir()):
                     yield value
             else:
                 yield from _named(value, name == "kwargs")
@@ -154,20 +154,20 @@ def content_of(path: Path, times: bool = True) -> str:
     pictures = {file for file in files if file[0].lower().endswith(SUFFIXES)}
     if sum(size for _, size, _ in pictures) <= _MOST_READ:
         pictures = set()
-    told: list[tuple[str, int | str, int]] = []
+    entries: list[tuple[str, int | str, int]] = []
     for name, size, changed in files:
         if (name, size, changed) in pictures:
-            told.append((name, size, changed if times else 0))
+            entries.append((name, size, changed if times else 0))
         else:
-            told.append((name, _content(path / name, size, changed), 0))
-    return _hash(told)
+            entries.append((name, _content(path / name, size, changed), 0))
+    return _hash(entries)
 
 
 def listed(path: Path) -> list[File]:
     """A file, or all files below a folder, sorted by name; links are followed."""
     if not path.is_dir():
-        there = path.stat()
-        return [("", there.st_size, there.st_mtime_ns)]
+        status = path.stat()
+        return [("", status.st_size, status.st_mtime_ns)]
     files, until = _kept.get(path, ([], 0.0))
     began = time.monotonic()
     if began < until:
@@ -196,14 +196,14 @@ def _below(folder: Path, before: str, above: frozenset[str]) -> Iterator[File]:
         return
     for entry in entries:
         try:
-            there = entry.stat()
+            status = entry.stat()
         except OSError:  # a link that leads nowhere
             continue
-        if stat.S_ISDIR(there.st_mode):
+        if stat.S_ISDIR(status.st_mode):
             if entry.name != "__pycache__":
                 yield from _below(folder / entry.name, f"{before}{entry.name}/", above | {real})
-        elif stat.S_ISREG(there.st_mode):
-            yield f"{before}{entry.name}", there.st_size, there.st_mtime_ns
+        elif stat.S_ISREG(status.st_mode):
+            yield f"{before}{entry.name}", status.st_size, status.st_mtime_ns
 
 
 @cache

@@ -120,8 +120,8 @@ class Study:
     @property
     def claims(self) -> list[dict[str, Any]]:
         """Every claim at every point of the grid: verdict, value, interval, and their unit."""
-        told = [(each, tables.unit_of(each.statement)) for each in self.judgements]
-        return [{**each.to_dict(), **({"unit": unit} if unit else {})} for each, unit in told]
+        with_units = [(judgement, tables.unit_of(judgement.statement)) for judgement in self.judgements]
+        return [{**judgement.to_dict(), **({"unit": unit} if unit else {})} for judgement, unit in with_units]
 
     @property
     def verdict(self) -> Verdict:
@@ -141,6 +141,6 @@ class Study:
         main = tables.main_table(self.results)
         html = pd.DataFrame(list(main.rows), columns=list(main.header)).to_html(index=False)
         if self.judgements:
-            said = tables.claim_table(self.judgements)
-            html += pd.DataFrame(list(said.rows), columns=list(said.header)).to_html(index=False)
+            claims = tables.claim_table(self.judgements)
+            html += pd.DataFrame(list(claims.rows), columns=list(claims.header)).to_html(index=False)
         return f"{html}<p>{main.caption}</p>"

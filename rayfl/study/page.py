@@ -48,8 +48,8 @@ def page_of(study: Study) -> Page:
     """The page about a study."""
     results = study.results
     counts = {verdict: 0 for verdict in ("holds", "fails", "undecided")}
-    for each in study.judgements:
-        counts[each.verdict] += 1
+    for judgement in study.judgements:
+        counts[judgement.verdict] += 1
     facts = [
         ("runs", f"{results.finished} of {len(results.runs)}"),
         ("methods", str(len(results.study.methods))),
@@ -112,14 +112,14 @@ def _claims(study: Study) -> Section | None:
 
 def _results(results: Results) -> list[Section]:
     """Differences and ranks."""
-    found = []
+    sections = []
     differences, ranks = tables.comparison_table(results), tables.rank_table(results)
     if differences is not None:
         caption = differences.caption
-        found.append(Section("Differences", caption, (), [_table_of(differences, "differences")]))
+        sections.append(Section("Differences", caption, (), [_table_of(differences, "differences")]))
     if ranks is not None:
-        found.append(Section("Ranks", ranks.caption, (), [_table_of(ranks, "ranks")]))
-    return found
+        sections.append(Section("Ranks", ranks.caption, (), [_table_of(ranks, "ranks")]))
+    return sections
 
 
 def _over_rounds(results: Results) -> Section | None:
@@ -128,9 +128,9 @@ def _over_rounds(results: Results) -> Section | None:
     for point in results.points:
         lines = []
         for label in list(results.study.methods)[:MOST_LINES]:
-            own = [line_of(run, "") for run in _files(results, label, point)]
-            own = [line for line in own if len(line.columns.get("round", ()))]
-            lines.append(mean_line(label, own) if own else Line(label, {"round": []}))
+            seed_lines = [line_of(run, "") for run in _files(results, label, point)]
+            seed_lines = [line for line in seed_lines if len(line.columns.get("round", ()))]
+            lines.append(mean_line(label, seed_lines) if seed_lines else Line(label, {"round": []}))
         by_point.append(lines)
     longest = max(len(line.columns["round"]) for lines in by_point for line in lines)
     width = sum(len(line.columns) for lines in by_point for line in lines)
@@ -192,21 +192,21 @@ def _numbers(results: Results) -> Section | None:
     several = len(results.points) > 1
     for column in results.study.report.names:
         for point in results.points:
-            found = {label: results.interval(label, point, column) for label in results.study.methods}
-            if not any(each.n for each in found.values()):
+            intervals = {label: results.interval(label, point, column) for label in results.study.methods}
+            if not any(interval.n for interval in intervals.values()):
                 continue
             bounds = None
-            if any(each.known for each in found.values()):
+            if any(interval.known for interval in intervals.values()):
                 bounds = (
-                    [each.low if each.known else None for each in found.values()],
-                    [each.high if each.known else None for each in found.values()],
+                    [interval.low if interval.known else None for interval in intervals.values()],
+                    [interval.high if interval.known else None for interval in intervals.values()],
                 )
             name = title_of(column) + (f", {_name(point)}" if several else "")
-            values = [each.mean if each.n else None for each in found.values()]
+            values = [interval.mean if interval.n else None for interval in intervals.values()]
             form = written(column)
-            said = "; ".join(f"{label} {form(i.mean)}" for label, i in found.items() if i.n)
+            listing = "; ".join(f"{label} {form(i.mean)}" for label, i in intervals.items() if i.n)
             charts[name] = bars(
-                list(found), values, title_of(column), f"{name}: {said}", _format(column), bounds
+                list(intervals), values, title_of(column), f"{name}: {listing}", _format(column), bounds
             )
     if not charts:
         return None
@@ -260,13 +260,13 @@ def _choices(study: Study) -> Section | None:
     names = list(tune.space)
     rows = [
         (
-            each["method"],
-            ", ".join((each.get("at") or {}).values()) or UNKNOWN,
-            *(str(each["settings"].get(name, UNKNOWN)) for name in names),
-            UNKNOWN if not np.isfinite(each["score"]) else f"{each['score']:.2f}",
-            "chosen" if each.get("chosen") else "",
+            trial["method"],
+            ", ".join((trial.get("at") or {}).values()) or UNKNOWN,
+            *(str(trial["settings"].get(name, UNKNOWN)) for name in names),
+            UNKNOWN if not np.isfinite(trial["score"]) else f"{trial['score']:.2f}",
+            "chosen" if trial.get("chosen") else "",
         )
-        for each in study.tuned
+        for trial in study.tuned
     ]
     header = ("method", "at", *names, f"validation {tune.metric}", "")
     table = Table.of(header, rows, left=2, caption="settings that were tried", filter=len(rows) > 20)
@@ -277,16 +277,16 @@ def _runs(study: Study) -> Section:
     """All runs, to sort and to search."""
     frame, results = study.runs, study.results
     naming = ["method", *results.study.axes, "seed", "state"]
-    asked = [name for name in results.study.report.names if name in frame]
-    others = [str(name) for name in frame.columns if name not in (*naming, *asked, *_UNSHOWN)]
+    reported = [name for name in results.study.report.names if name in frame]
+    others = [str(name) for name in frame.columns if name not in (*naming, *reported, *_UNSHOWN)]
     columns = []
-    for name in (*naming, *asked, *others):
+    for name in (*naming, *reported, *others):
         values = frame[name]
-        result = name in asked or name in known_numbers()
+        is_result = name in reported or name in known_numbers()
         if values.dtype.kind in "fi":
-            format = "text" if name == "seed" else _format(name, "general") if result else "general"
+            format = "text" if name == "seed" else _format(name, "general") if is_result else "general"
             numbers = significant(values)
-            columns.append(Column(title_of(name) if result else name, numbers, format, right=True))
+            columns.append(Column(title_of(name) if is_result else name, numbers, format, right=True))
         else:
             columns.append(Column(name, [None if v != v or v is None else str(v) for v in values]))
     columns.append(Column("directory", [Path(path).name for path in frame["path"]]))

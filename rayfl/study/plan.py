@@ -71,8 +71,8 @@ class PlannedRun:
     def title(self) -> str:
         """``PACFL, alpha 0.1, seed 0``."""
         settings = {**self.point, **{name: shown(value) for name, value in self.chosen.items()}}
-        said = [spoken(name, value) for name, value in settings.items()]
-        return ", ".join([self.method, *said, f"seed {self.seed}"])
+        texts = [spoken(name, value) for name, value in settings.items()]
+        return ", ".join([self.method, *texts, f"seed {self.seed}"])
 
 
 def spoken(axis: str, name: str) -> str:
@@ -107,8 +107,8 @@ def key_of(config: Config) -> str:
     criteria = settings["algorithm"].get("criteria")
     if isinstance(criteria, dict) and "name" in criteria:
         criteria["norms"] = criteria.pop("name")
-    known, contents = [{**settings, "execution": execution}, sources_of(config)], contents_of(config)
-    text = json.dumps([*known, contents] if contents else known, sort_keys=True)
+    hashed, contents = [{**settings, "execution": execution}, sources_of(config)], contents_of(config)
+    text = json.dumps([*hashed, contents] if contents else hashed, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -132,8 +132,8 @@ def sources_of(config: Config) -> list[str]:
             plugins.refuse_old([target])  # else the key would be that of the old source
             plugins.resolve(target, "target")  # else its source would be known only after the first use
             used.add(plugins.module_of(target))
-    known = {plugin.module: plugin.sha256 for plugin in plugins.loaded()}
-    return sorted({known[m] for name in used for m in known if (name + ".").startswith(m + ".")})
+    digests = {plugin.module: plugin.sha256 for plugin in plugins.loaded()}
+    return sorted({digests[m] for name in used for m in digests if (name + ".").startswith(m + ".")})
 
 
 def _targets(part: BaseModel) -> list[str]:
@@ -179,21 +179,22 @@ def plan(
         ConfigError: for the first invalid run: which, and why.
     """
     check_number(len(points(study)) * len(study.all_methods) * len(study.seeds))
-    first = []  # the runs of the first seed; those of the others differ in nothing else
+    first_runs = []  # the runs of the first seed; those of the others differ in nothing else
     for point in points(study):
         configs, settings = {}, {}
         for label in study.all_methods:
             settings[label] = (chosen or {}).get((label, place_of(point))) or {}
             configs[label] = resolved(study, label, point, study.seeds[0], (), overrides_of(settings[label]))
         # All methods count, also those that are not run now: a part of a study has the whole study's data.
-        same = dict(zip(configs, on_the_same_data(list(configs.values())), strict=True))
-        first += [
-            PlannedRun(label, point, study.seeds[0], same[label], settings[label]) for label in study.methods
+        final_configs = dict(zip(configs, on_the_same_data(list(configs.values())), strict=True))
+        first_runs += [
+            PlannedRun(label, point, study.seeds[0], final_configs[label], settings[label])
+            for label in study.methods
         ]
     return [
         replace(run, seed=seed, config=run.config.model_copy(update={"seed": seed}))
         for seed in study.seeds
-        for run in first
+        for run in first_runs
     ]
 
 
@@ -217,35 +218,37 @@ def resolved(
     Raises:
         ConfigError: with the method's label, or ``base``, ``settings`` or ``grid`` if the mistake is there.
     """
-    own = dict(study.all_methods[label])
-    algorithm = own.pop("algorithm", None)
+    method_settings = dict(study.all_methods[label])
+    algorithm = method_settings.pop("algorithm", None)
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
-    usual = ["output.report=false"]  # a study writes its own page
+    defaults = ["output.report=false"]  # a study writes its own page
     if study.plugins:
-        usual.append(f"plugins={as_value(list(study.plugins))}")
+        defaults.append(f"plugins={as_value(list(study.plugins))}")
     settings = list(overrides_of(study.settings))
     grid = [change for axis, at in point.items() for change in overrides_of(study.axes[axis][at])]
-    shared = [*usual, *settings, *grid]
+    shared = [*defaults, *settings, *grid]
     base: str | dict[str, Any] = study.base or {}
     try:
         if name is None:
-            found = algorithm_of(read(base))
-            name = "fedavg" if found is None else str(found.model_fields["name"].default)
+            algorithm_class = algorithm_of(read(base))
+            name = "fedavg" if algorithm_class is None else str(algorithm_class.model_fields["name"].default)
         tuned = list(tuned)
         of_algorithm = [change for change in tuned if change.startswith("algorithm.")]
         others = [change for change in tuned if change not in of_algorithm]
         first = variant(base, [*shared, *others, f"seed={seed}"], name)
         inner = algorithm if isinstance(algorithm, Mapping) else {}
-        fits = [change for change in of_algorithm if _field(change) in type(first.algorithm).model_fields]
-        fits = [change for change in fits if _field(change) not in inner]
+        applicable = [
+            change for change in of_algorithm if _field(change) in type(first.algorithm).model_fields
+        ]
+        applicable = [change for change in applicable if _field(change) not in inner]
         section = overrides_of({"algorithm": inner} if inner else {})
-        return load(first, [*section, *fits, *overrides_of(own), *changes])
+        return load(first, [*section, *applicable, *overrides_of(method_settings), *changes])
     except ConfigError as error:
         where = f"methods.{label}"
         if name is not None and name not in ALGORITHMS:  # plug-ins are known by now
             raise ConfigError(f"{where}: algorithm", error.what, error.remedy) from None
-        for part, given in (("base", usual), ("settings", [*usual, *settings]), ("grid", shared)):
-            if str(_mistake(base, given, name)) == str(error):
+        for part, overrides in (("base", defaults), ("settings", [*defaults, *settings]), ("grid", shared)):
+            if str(_mistake(base, overrides, name)) == str(error):
                 where = part
                 break
         raise ConfigError(f"{where}: {error.where}", error.what, error.remedy) from None

@@ -63,30 +63,32 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
         raise ConfigError("tune.search", "optuna is not installed", "pip install 'rayfl[optuna]'")
     searching.methods_to_search(study)
     tuning.check_metric(study)
-    found = Prepared(study, statements, candidates, runs)
+    prepared = Prepared(study, statements, candidates, runs)
     configs = [run.config for run in runs]
     check_columns(study.report.names, "report.columns", configs)
     check_columns([each.column for each in study.expected], "expected.column", configs)
     for claim, statement in statements:
         check_columns(sorted(statement.columns), f"claims: {claim.claim!r}", configs)
     if check_data:
-        seen = set()
+        checked = set()
         for run in runs:
             c = run.config
             parts = repr((c.data, c.partition, c.model, c.output.loggers, c.execution.device))
-            if parts not in seen:
+            if parts not in checked:
                 check(c)
-            seen.add(parts)
-    return found
+            checked.add(parts)
+    return prepared
 
 
 def as_chosen(prepared: Prepared) -> list[PlannedRun]:
     """The runs with the settings that are chosen, if all candidates are finished and all searches ended."""
     labels = searching.methods_to_search(prepared.study)
-    found = [one for label in labels if (one := searching.remembered(prepared.study, label)) is not None]
-    if labels and len(found) == len(labels):
-        return plan(prepared.study, searching.chosen(prepared.study, found))
-    tried = [run for each in prepared.candidates for run in each.runs]
+    outcomes = [
+        outcome for label in labels if (outcome := searching.remembered(prepared.study, label)) is not None
+    ]
+    if labels and len(outcomes) == len(labels):
+        return plan(prepared.study, searching.chosen(prepared.study, outcomes))
+    tried = [run for candidate in prepared.candidates for run in candidate.runs]
     if not tried or not all(is_finished(run) for run in tried):
         return list(prepared.runs)
     return plan(prepared.study, tuning.best(prepared.study, prepared.candidates))
@@ -103,16 +105,16 @@ def check_clients(runs: Iterable[PlannedRun]) -> None:
     """
     from rayfl.servers.building import check_clustering, clustered, divide
 
-    begun, seen = time.monotonic(), dict[str, tuple[int, bool, tuple[int, ...]]]()
+    start, divided = time.monotonic(), dict[str, tuple[int, bool, tuple[int, ...]]]()
     for run in runs:
         c = run.config
         parts = repr((c.data, c.partition, c.model, c.loss, c.events, c.public_samples))
-        if parts not in seen and time.monotonic() - begun > _LONGEST:
+        if parts not in divided and time.monotonic() - start > _LONGEST:
             continue
         try:
-            if parts not in seen:
-                seen[parts] = clustered(divide(c)[0][0].federation)
-            check_clustering(c, *seen[parts])
+            if parts not in divided:
+                divided[parts] = clustered(divide(c)[0][0].federation)
+            check_clustering(c, *divided[parts])
         except ConfigError as error:
             raise ConfigError(f"{run.title}: {error.where}", error.what, error.remedy) from None
         except DataError as error:
@@ -121,16 +123,17 @@ def check_clients(runs: Iterable[PlannedRun]) -> None:
 
 def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
     axes = {axis: list(at) for axis, at in study.axes.items()}
-    found = []
-    for each in study.expected:
-        found += [
-            (claim, claim_rules.parse(claim.claim, study.methods, axes)) for claim in _expected(study, each)
+    statements = []
+    for published in study.expected:
+        statements += [
+            (claim, claim_rules.parse(claim.claim, study.methods, axes))
+            for claim in _expected(study, published)
         ]
     for claim in study.claims:
         for axis, point in claim.at.items():
             _check_at(claim, axis, point, axes)
-        found.append((claim, claim_rules.parse(claim.claim, study.methods, axes)))
-    return found
+        statements.append((claim, claim_rules.parse(claim.claim, study.methods, axes)))
+    return statements
 
 
 def _check_at(claim: Claim, axis: str, point: Any, axes: Mapping[str, Sequence[str]]) -> None:
@@ -154,7 +157,7 @@ def _expected(study: StudyFile, expected: Any) -> list[Claim]:
     """A claim for each published figure that has a tolerance."""
     if expected.within is None:
         return []
-    found = []
+    claims = []
     for label, value in expected.figures.items():
         for point in points(study):
             figure = tables.figure_at(value, point) if isinstance(value, Mapping) else value
@@ -162,14 +165,14 @@ def _expected(study: StudyFile, expected: Any) -> list[Claim]:
                 name = label if label.replace("_", "").isalnum() else f'"{label}"'
                 text = f"{name}.{expected.column} ~ {figure:.15g} +- {expected.within:.15g}"
                 about = {"source": expected.source, "protocol": expected.protocol}
-                found.append(Claim(claim=text, at=dict(point), **about))
-    return found
+                claims.append(Claim(claim=text, at=dict(point), **about))
+    return claims
 
 
 def judge(prepared: Prepared, results: Results) -> list[Judgement]:
     """The verdicts on every claim at every point of the grid where it should hold."""
     axes = {axis: list(at) for axis, at in prepared.study.axes.items()}
-    found = []
+    judgements = []
     for claim, statement in prepared.statements:
         fixed = set.intersection(*(set(term.at) for term in statement.terms))
         fail = ConfigError  # checked before
@@ -179,16 +182,24 @@ def judge(prepared: Prepared, results: Results) -> list[Judgement]:
             )
             for a, p in claim.at.items()
         }
-        seen = set()
+        judged = set()
         for point in points(prepared.study):
             if any(point[axis] != name for axis, name in at.items()):
                 continue
             shown = {axis: name for axis, name in point.items() if axis not in fixed}
-            if place_of(shown) in seen:
+            if place_of(shown) in judged:
                 continue
-            seen.add(place_of(shown))
-            own = claim_rules.judge(statement, point, results.values)
-            found.append(
-                Judgement(statement, shown, own.interval, own.verdict, own.why, claim.source, claim.protocol)
+            judged.add(place_of(shown))
+            judgement = claim_rules.judge(statement, point, results.values)
+            judgements.append(
+                Judgement(
+                    statement,
+                    shown,
+                    judgement.interval,
+                    judgement.verdict,
+                    judgement.why,
+                    claim.source,
+                    claim.protocol,
+                )
             )
-    return found
+    return judgements

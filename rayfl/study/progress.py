@@ -69,10 +69,10 @@ class StudyDisplay:
         self._runs, self._told, self._finished = list(runs), set(), 0
         self._paths = {run.key: directory_of(run) for run in runs}
         self._before, self._first = sum(map(rounds_done, self._paths.values())), None
-        side = f", {allocation.jobs} at a time" if allocation.jobs > 1 else ""
-        each = f", {allocation.actors} client actors each" if allocation.actors else ""
+        parallel = f", {allocation.jobs} at a time" if allocation.jobs > 1 else ""
+        actors = f", {allocation.actors} client actors each" if allocation.actors else ""
         todo = f": {len(runs)} to do" if runs else ""
-        self._say(f"{title}{todo}{side}{each}")
+        self._say(f"{title}{todo}{parallel}{actors}")
         if not runs:
             return
         if self.console.is_terminal:
@@ -123,10 +123,10 @@ class StudyDisplay:
         and data were read.
         """
         total = sum(run.config.rounds for run in self._runs)
-        known, since = self._first or (rounds, 0.0)
-        if self._progress is not None or rounds <= known or rounds >= total:
+        baseline, since = self._first or (rounds, 0.0)
+        if self._progress is not None or rounds <= baseline or rounds >= total:
             return ""
-        of_round = (self._clock() - since) / (rounds - known)
+        of_round = (self._clock() - since) / (rounds - baseline)
         return f"; about {duration((total - rounds) * of_round)} left"
 
     def _done(self, run: PlannedRun, outcome: Outcome) -> None:

@@ -73,16 +73,16 @@ NEEDS = {
 def known_numbers() -> frozenset[str]:
     """The names of all numbers that a run's summary may have."""
     measures = {f"{name}_mean" for loss in LOSSES.values() for name in loss.measures}
-    found = {*OTHERS, *measures}
+    names = {*OTHERS, *measures}
     for on, model in itertools.product(get_args(TestedOn), get_args(protocols.Tested)):
-        before = protocols.prefix(on, model)
-        found |= {f"{before}{name}" for name in (*METRICS, *measures)}
+        prefix = protocols.prefix(on, model)
+        names |= {f"{prefix}{name}" for name in (*METRICS, *measures)}
         if on != "validation" and model != "finetuned":
             for choice in ("validation", "test"):
-                found |= {f"{before}{name}_best_{choice}" for name in ("round", *protocols.BEST)}
+                names |= {f"{prefix}{name}_best_{choice}" for name in ("round", *protocols.BEST)}
         if model != "local":
-            found |= {f"{protocols.NEWCOMERS}{before}{name}" for name in (*METRICS, *measures)}
-    return frozenset(found)
+            names |= {f"{protocols.NEWCOMERS}{prefix}{name}" for name in (*METRICS, *measures)}
+    return frozenset(names)
 
 
 _USUAL = ("accuracy_mean", "accuracy_worst10", "loss_mean", "bytes_up", "seconds", "rounds_to_80")
@@ -124,10 +124,10 @@ def check_columns(columns: Sequence[str], where: str, configs: Sequence[Config])
     Raises:
         ConfigError
     """
-    known = known_numbers()
+    known_names = known_numbers()
     for column in columns:
-        if column not in known and not _UNTIL.fullmatch(column) and not _GROUP.fullmatch(column):
-            remedy = nearest(column, known)
+        if column not in known_names and not _UNTIL.fullmatch(column) and not _GROUP.fullmatch(column):
+            remedy = nearest(column, known_names)
             if not remedy.startswith("did"):  # there are hundreds
                 remedy = f"such as {', '.join(_USUAL)}; a run's summary.json has all of them"
             raise ConfigError(where, f"no run has a number named {column!r}", remedy)
@@ -146,16 +146,16 @@ def numbers_of(path: Path, columns: Sequence[str] = ()) -> dict[str, float]:
     """
     directory = RunDirectory(path)
     summary = directory.read_json("summary.json") or {}
-    found = {name: float(v) for name, v in summary.items() if isinstance(v, int | float)}
+    numbers = {name: float(v) for name, v in summary.items() if isinstance(v, int | float)}
     groups = summary.get("by_group") or []
     for group in groups if len(groups) <= MOST_GROUPS else []:
         if group.get("accuracy_mean") is not None:
-            found[f"accuracy_group_{group['id']}"] = float(group["accuracy_mean"])
+            numbers[f"accuracy_group_{group['id']}"] = float(group["accuracy_mean"])
     for column in columns:
         match = _UNTIL.fullmatch(column)
         if match:
-            found[column] = _until(directory, match[1], float(match[2]))
-    return found
+            numbers[column] = _until(directory, match[1], float(match[2]))
+    return numbers
 
 
 def _until(directory: RunDirectory, what: str, target: float) -> float:
@@ -203,7 +203,7 @@ class Results:
 
     @cached_property
     def _numbers(self) -> dict[tuple[str, str, int], dict[str, float]]:
-        found: dict[tuple[str, str, int], dict[str, float]] = {}
+        numbers: dict[tuple[str, str, int], dict[str, float]] = {}
         by_key: dict[str, dict[str, float]] = {}
         for run in self.runs:
             if run.key not in by_key and is_finished(run):
@@ -212,18 +212,18 @@ class Results:
                 except Damaged:
                     continue
             if run.key in by_key:
-                found[run.method, _place(run.point), run.seed] = by_key[run.key]
-        return found
+                numbers[run.method, _place(run.point), run.seed] = by_key[run.key]
+        return numbers
 
     @cached_property
     def _by_place(self) -> dict[tuple[str, str], dict[int, dict[str, float]]]:
         """The numbers of all runs, by method and point and then by seed; empty if there are none."""
-        found: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
+        by_place: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
         for run in self.runs:
             place = _place(run.point)
             numbers = self._numbers.get((run.method, place, run.seed), {})
-            found.setdefault((run.method, place), {})[run.seed] = numbers
-        return found
+            by_place.setdefault((run.method, place), {})[run.seed] = numbers
+        return by_place
 
     @property
     def points(self) -> list[dict[str, str]]:
@@ -236,16 +236,16 @@ class Results:
         Raises:
             ConfigError: if the grid has no such axis or point.
         """
-        axes = {axis: list(found) for axis, found in self.study.axes.items()}
+        axes = {axis: list(names) for axis, names in self.study.axes.items()}
 
         def fail(what: str, remedy: str) -> ConfigError:
             return ConfigError("at", what, remedy)
 
-        given = {}
+        chosen = {}
         for name, value in at.items():
             axis = axis_of(str(name), axes, fail)
-            given[axis] = point_of(axis, shown(value), axes, fail)
-        return {axis: given.get(axis, found[0]) for axis, found in axes.items()}
+            chosen[axis] = point_of(axis, shown(value), axes, fail)
+        return {axis: chosen.get(axis, names[0]) for axis, names in axes.items()}
 
     @property
     def seeds(self) -> list[int]:
@@ -255,13 +255,13 @@ class Results:
     @cached_property
     def versions(self) -> dict[str, str]:
         """The version of rayfl that began each finished run, by key; new versions do not repeat runs."""
-        found = {}
+        versions = {}
         for run in self.runs:
-            if (run.method, _place(run.point), run.seed) in self._numbers and run.key not in found:
+            if (run.method, _place(run.point), run.seed) in self._numbers and run.key not in versions:
                 with contextlib.suppress(Damaged, KeyError, TypeError):
-                    told = RunDirectory(directory_of(run)).read_json("environment.json") or {}
-                    found[run.key] = str(told["versions"]["rayfl"])
-        return found
+                    environment = RunDirectory(directory_of(run)).read_json("environment.json") or {}
+                    versions[run.key] = str(environment["versions"]["rayfl"])
+        return versions
 
     @cached_property
     def finished(self) -> int:
@@ -271,7 +271,7 @@ class Results:
     def values(self, method: str, point: Mapping[str, str], column: str) -> dict[int, float]:
         """A number of the runs by seed; NaN if a run lacks it, failed, or has not been run."""
         runs = self._by_place.get((method, _place(point)), {})
-        return {seed: found.get(column, math.nan) for seed, found in runs.items()}
+        return {seed: numbers.get(column, math.nan) for seed, numbers in runs.items()}
 
     def interval(self, method: str, point: Mapping[str, str], column: str) -> Interval:
         """The mean over seeds, with its interval."""
@@ -284,20 +284,20 @@ class Results:
 
     def comparisons(self, column: str) -> list[Comparison]:
         """All methods compared with the reference, at every point of the grid."""
-        found = []
+        comparisons = []
         for point in self.points:
             base = self.values(self.reference, point, column)
             for method in self.study.methods:
                 if method == self.reference:
                     continue
-                own = self.values(method, point, column)
-                seeds = sorted(set(base) & set(own))
-                pair = paired_difference([own[s] for s in seeds], [base[s] for s in seeds])
-                found.append(Comparison(method, self.reference, point, column, pair, math.nan))
-        adjusted = holm([each.difference.p for each in found])
+                values = self.values(method, point, column)
+                seeds = sorted(set(base) & set(values))
+                difference = paired_difference([values[s] for s in seeds], [base[s] for s in seeds])
+                comparisons.append(Comparison(method, self.reference, point, column, difference, math.nan))
+        adjusted = holm([each.difference.p for each in comparisons])
         return [
             Comparison(c.method, c.reference, c.point, c.column, c.difference, float(p))
-            for c, p in zip(found, adjusted, strict=True)
+            for c, p in zip(comparisons, adjusted, strict=True)
         ]
 
     def ranks(self, column: str) -> dict[str, float]:
@@ -316,8 +316,8 @@ class Results:
 
     def _ranked(self, method: str, point: Mapping[str, str], seed: int, column: str) -> float:
         value = self.values(method, point, column).get(seed, math.nan)
-        there = (method, _place(point), seed) in self._numbers
-        return math.inf if math.isnan(value) and there and _UNTIL.fullmatch(column) else value
+        finished = (method, _place(point), seed) in self._numbers
+        return math.inf if math.isnan(value) and finished and _UNTIL.fullmatch(column) else value
 
     def frame(self) -> pd.DataFrame:
         """``runs.csv``: one row per run with method, point, seed, settings that differ, and all numbers."""
@@ -356,13 +356,15 @@ _UNTOLD = ("seed", "name", "output", "execution", "plugins")
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For each config, the settings that are not the same in all of them, by dotted path."""
-    told = [flat({k: v for k, v in c.items() if k not in _UNTOLD}) for c in configs]
-    names = list(dict.fromkeys(name for each in told for name in each))
+    flattened = [flat({k: v for k, v in c.items() if k not in _UNTOLD}) for c in configs]
+    names = list(dict.fromkeys(name for settings in flattened for name in settings))
     missing = object()
     differ = [
-        name for name in names if any(each.get(name, missing) != told[0].get(name, missing) for each in told)
+        name
+        for name in names
+        if any(settings.get(name, missing) != flattened[0].get(name, missing) for settings in flattened)
     ]
-    return [{name: _cell(each.get(name)) for name in differ} for each in told]
+    return [{name: _cell(settings.get(name)) for name in differ} for settings in flattened]
 
 
 def _cell(value: Any) -> Any:
@@ -421,15 +423,15 @@ def title_of(column: str) -> str:
     match = _UNTIL.fullmatch(column)
     if match:
         return f"{match[1]} to {match[2]} %"
-    said: list[str] = []
+    qualifiers: list[str] = []
     rest = column
     for prefix, words in _PREFIXES.items():
         if rest.startswith(prefix):
-            said, rest = [*said, words], rest.removeprefix(prefix)
+            qualifiers, rest = [*qualifiers, words], rest.removeprefix(prefix)
     for ending, words in _CHOSEN.items():
         if rest.endswith(ending):
-            said, rest = [*said, words], rest.removesuffix(ending)
-    return ", ".join([_WORDS.get(rest, rest.replace("_", " ")), *said])
+            qualifiers, rest = [*qualifiers, words], rest.removesuffix(ending)
+    return ", ".join([_WORDS.get(rest, rest.replace("_", " ")), *qualifiers])
 
 
 def cell(interval: Interval, column: str, seeds: int = 0) -> str:

@@ -101,12 +101,12 @@ def fetch(runs: Sequence[PlannedRun]) -> None:
     Raises:
         DiskError: if the storage does not answer.
     """
-    missing = {run.key: there for run in runs if (there := _published(run)) is not None}
-    names = {root: published(root) for root in {there.root for there in missing.values()}}
-    for key, there in missing.items():
-        for name in names[there.root]:
+    missing = {run.key: remote for run in runs if (remote := _published(run)) is not None}
+    names = {root: published(root) for root in {remote.root for remote in missing.values()}}
+    for key, remote in missing.items():
+        for name in names[remote.root]:
             if name.endswith(f"-{key}"):  # another study may have given it another name
-                Remote(there.root, name).fetch(staging(there.root) / name)
+                Remote(remote.root, name).fetch(staging(remote.root) / name)
 
 
 def _published(run: PlannedRun) -> Remote | None:
@@ -128,8 +128,8 @@ def job_of(run: PlannedRun, stop: Path, execution: Mapping[str, Any]) -> Job:
         stop: the file that asks it to stop.
         execution: settings of ``execution`` that depend on the number of parallel runs.
     """
-    given = run.config.output.root
-    root = given.absolute() if isinstance(given, Path) else given
+    configured_root = run.config.output.root
+    root = configured_root.absolute() if isinstance(configured_root, Path) else configured_root
     config = run.config.model_copy(
         update={
             "execution": run.config.execution.model_copy(update=dict(execution)),
@@ -157,7 +157,7 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
     try:
         config = job.config
         path = str(config.output.folder / job.name)
-        until = time.monotonic() + _ROOM
+        deadline = time.monotonic() + _ROOM
         while True:
             if os.path.exists(job.stop):
                 raise _StopAsked
@@ -170,7 +170,7 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
             except ConfigError as error:
                 # Parallel runs have taken all room, for example after the loss of a node.
                 crowded = config.execution.backend == "ray" and error.where == "execution.actors"
-                if not crowded or time.monotonic() > until:
+                if not crowded or time.monotonic() > deadline:
                     raise
                 time.sleep(_PATIENCE)
     except (_StopAsked, Interrupted):
@@ -229,12 +229,12 @@ def allocate(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jo
     e = config.execution
     per_gpu = int(gpus / e.gpu_share + 1e-9) if e.gpu_share else int(cpus)
     room = max(1, min(int(cpus / e.cpus_per_actor + 1e-9), per_gpu))
-    given = e.actors if isinstance(e.actors, int) else None
-    side = jobs or max(1, min(runs, room // (given or 1)))
-    each = given or max(1, room // max(1, min(side, runs)))
-    if e.backend == "inline" or (each == 1 and nodes == 1 and e.clients_per_actor is None):
-        return Allocation(side, 0, e.gpu_share)
-    return Allocation(side, each)
+    named_actors = e.actors if isinstance(e.actors, int) else None
+    parallel = jobs or max(1, min(runs, room // (named_actors or 1)))
+    actors = named_actors or max(1, room // max(1, min(parallel, runs)))
+    if e.backend == "inline" or (actors == 1 and nodes == 1 and e.clients_per_actor is None):
+        return Allocation(parallel, 0, e.gpu_share)
+    return Allocation(parallel, actors)
 
 
 def on_ray(
@@ -257,7 +257,7 @@ def on_ray(
     from rayfl.runtime.trials import Room, run_trials
 
     room = Room(gpus=allocation.gpus, actors=allocation.actors, jobs=allocation.jobs)
-    for place, found in run_trials(
+    for place, outcome in run_trials(
         carry_out,
         list(jobs),
         room,
@@ -265,10 +265,10 @@ def on_ray(
         lambda place: lost(jobs[place].key),
         lambda place: ended(jobs[place].key),
     ):
-        if set(found) == {"error"}:
-            yield jobs[place], Outcome("failed", "", str(found["error"]))
+        if set(outcome) == {"error"}:
+            yield jobs[place], Outcome("failed", "", str(outcome["error"]))
         else:
-            yield jobs[place], Outcome(**found)
+            yield jobs[place], Outcome(**outcome)
 
 
 @contextlib.contextmanager
@@ -286,11 +286,13 @@ def interruptible(stop: Callable[[], None]) -> Iterator[None]:
         asked = True
         stop()
 
-    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    old_handlers = {
+        each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 

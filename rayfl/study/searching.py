@@ -82,8 +82,8 @@ class SearchOutcome:
     @property
     def chosen(self) -> Settings | None:
         """The settings with the highest score; of equal ones the first. None if no trial has a score."""
-        whole = [t for t in self.tried if t["state"] == "finished" and math.isfinite(t["score"])]
-        return max(whole, key=lambda each: float(each["score"]))["settings"] if whole else None
+        finished = [t for t in self.tried if t["state"] == "finished" and math.isfinite(t["score"])]
+        return max(finished, key=lambda each: float(each["score"]))["settings"] if finished else None
 
     @property
     def ended(self) -> bool:
@@ -93,11 +93,11 @@ class SearchOutcome:
 
 def most_runs(study: StudyFile) -> int:
     """The number of runs of the searches that remain, some of which ASHA may end early."""
-    left = [label for label in methods_to_search(study) if remembered(study, label) is None]
-    if not left:
+    remaining = [label for label in methods_to_search(study) if remembered(study, label) is None]
+    if not remaining:
         return 0
     tune = _tune(study)
-    return tune.samples * len(tune.seeds) * len(points(study)) * len(left)
+    return tune.samples * len(tune.seeds) * len(points(study)) * len(remaining)
 
 
 def methods_to_search(study: StudyFile) -> list[str]:
@@ -149,9 +149,9 @@ def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> 
     )
     room = trials.Room(gpus=allocation.gpus, actors=allocation.actors, jobs=allocation.jobs)
     tried = []
-    for settings, told in trials.search(work, how, room, Path.cwd()):
-        state = told.get("state") or ("failed" if "error" in told else "ended early")
-        tried.append({"settings": settings, "score": float(told.get(metric, -math.inf)), "state": state})
+    for settings, report in trials.search(work, how, room, Path.cwd()):
+        state = report.get("state") or ("failed" if "error" in report else "ended early")
+        tried.append({"settings": settings, "score": float(report.get(metric, -math.inf)), "state": state})
     return SearchOutcome(label, tuple(tried))
 
 
@@ -166,20 +166,20 @@ def remember(study: StudyFile, found: SearchOutcome) -> None:
     """
     path = _path(study, found.method)
     files.make(path.parent, parents=True)
-    tried = [{**each, "score": _finite(each["score"])} for each in found.tried]
+    tried = [{**trial, "score": _finite(trial["score"])} for trial in found.tried]
     files.write(path, json.dumps(clean({"method": found.method, "tried": tried}), indent=1) + "\n")
 
 
 def remembered(study: StudyFile, label: str) -> SearchOutcome | None:
     """The outcome of an earlier search for the same method among the same settings; None if there is none."""
     try:
-        kept = json.loads(_path(study, label).read_text(encoding="utf-8"))
+        record = json.loads(_path(study, label).read_text(encoding="utf-8"))
         tried = [
-            {**each, "score": -math.inf if each["score"] is None else float(each["score"])}
-            for each in kept["tried"]
+            {**trial, "score": -math.inf if trial["score"] is None else float(trial["score"])}
+            for trial in record["tried"]
         ]
-        found = SearchOutcome(label, tuple(tried))
-        return found if found.ended else None
+        outcome = SearchOutcome(label, tuple(tried))
+        return outcome if outcome.ended else None
     except (OSError, Damaged, ValueError, TypeError, KeyError):
         return None  # a damaged file counts as missing: the search is repeated
 
@@ -187,10 +187,10 @@ def remembered(study: StudyFile, label: str) -> SearchOutcome | None:
 def chosen(study: StudyFile, found: Iterable[SearchOutcome]) -> Chosen:
     """What searches chose, for every point of the grid; a method whose trials all failed has no entry."""
     return {
-        (each.method, place_of(point)): each.chosen
-        for each in found
+        (outcome.method, place_of(point)): outcome.chosen
+        for outcome in found
         for point in points(study)
-        if each.chosen is not None
+        if outcome.chosen is not None
     }
 
 
@@ -198,11 +198,11 @@ def _path(study: StudyFile, label: str) -> Path:
     """The file of a search, named by a hash of the runs that it executes and the settings that it draws."""
     tune = _tune(study)
     runs = [planned(study, label, point, seed, {}) for point in points(study) for seed in tune.seeds]
-    how = tune.model_dump(include={"space", "metric", "samples", "search", "scheduler"})
-    told = [[run.key for run in runs], how]
+    settings = tune.model_dump(include={"space", "metric", "samples", "search", "scheduler"})
+    hashed = [[run.key for run in runs], settings]
     if named := _named(study, label, runs):
-        told.append(named)
-    key = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        hashed.append(named)
+    key = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
     return runs[0].config.output.folder / FOLDER / f"{key}.json"
 
 
@@ -210,14 +210,14 @@ def _named(study: StudyFile, label: str, runs: Sequence[PlannedRun]) -> list[str
     """The hashes of files and plug-ins that values in the space name, except for those of ``runs``."""
     space = _tune(study).space
     low = {name: _examples(values)[0] for name, values in space.items()}
-    tried = [
+    configs = [
         _base(study, label, {**low, name: value}).config
         for name, values in space.items()
         for value in _examples(values)
         if not isinstance(value, bool | int | float | None)  # numbers name nothing
     ]
-    found = {each for config in tried for each in (*sources_of(config), *contents_of(config))}
-    return sorted(found.difference(*((*sources_of(r.config), *contents_of(r.config)) for r in runs[:1])))
+    hashes = {digest for config in configs for digest in (*sources_of(config), *contents_of(config))}
+    return sorted(hashes.difference(*((*sources_of(r.config), *contents_of(r.config)) for r in runs[:1])))
 
 
 def _base(study: StudyFile, label: str, settings: Settings) -> PlannedRun:
@@ -226,10 +226,10 @@ def _base(study: StudyFile, label: str, settings: Settings) -> PlannedRun:
 
 def _examples(values: Any) -> list[Any]:
     """The values of a list; two values of a range."""
-    kind, given = ("choice", values) if isinstance(values, list) else next(iter(values.items()))
+    kind, parameters = ("choice", values) if isinstance(values, list) else next(iter(values.items()))
     if kind == "choice":
-        return list(given)
-    low, high = given
+        return list(parameters)
+    low, high = parameters
     if kind == "loguniform":
         return [low, math.sqrt(low * high)]
     return [low, high - 1 if kind == "randint" else (low + high) / 2]

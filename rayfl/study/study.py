@@ -90,8 +90,8 @@ class Runner:
         from rayfl.runtime.connection import connect, this_cluster
 
         connect(first.config)
-        there = this_cluster()
-        return allocate(runs, first.config, len(there.nodes), there.cpus, there.gpus, self.jobs)
+        cluster = this_cluster()
+        return allocate(runs, first.config, len(cluster.nodes), cluster.cpus, cluster.gpus, self.jobs)
 
     def run(self, title: str, runs: Sequence[PlannedRun]) -> None:
         """Execute the runs that are not finished."""
@@ -109,17 +109,17 @@ class Runner:
         with stop_file(self.folder) as stop:
             jobs = [job_of(run, stop, allocation.execution) for run in missing]
             if self.inline:
-                found = run_inline(jobs, lambda key, event: self.watch.event(by_key[key], event))
-                self._take(found, by_key)
+                outcomes = run_inline(jobs, lambda key, event: self.watch.event(by_key[key], event))
+                self._take(outcomes, by_key)
             else:
                 with interruptible(stop.touch):
-                    found = on_ray(
+                    outcomes = on_ray(
                         jobs,
                         allocation,
                         lambda key: self.watch.lost(by_key[key]),
                         lambda key: self._keep(by_key[key]),
                     )
-                    self._take(found, by_key)
+                    self._take(outcomes, by_key)
 
     def _keep(self, run: PlannedRun) -> None:
         """Add a run to the archive while others go on; errors are ignored, since :meth:`_take` retries."""
@@ -169,10 +169,10 @@ def run_study(
     """
     study = source if isinstance(source, StudyFile) else _read(source, size, settings, seeds)
     prepared = prepare(study)
-    place = (
+    results_folder = (
         Path(os.path.expanduser(folder)) if folder else folder_of(study, size, seeds=seeds, settings=settings)
     )
-    return execute(prepared, place, inline, jobs)
+    return execute(prepared, results_folder, inline, jobs)
 
 
 def _read(
@@ -247,11 +247,11 @@ def execute(
     runs = plan(study, chosen)
     runner.run("runs", runs)
     results = Results(study, runs, prepared.columns, runner.errors)
-    found = Study(folder, results, tuple(judge(prepared, results)), tuple(tuned), runner.stopped)
+    executed = Study(folder, results, tuple(judge(prepared, results)), tuple(tuned), runner.stopped)
     from rayfl.study.writing import write  # deferred: it needs Matplotlib
 
-    write(found)
-    return found
+    write(executed)
+    return executed
 
 
 def _finite(values: Any) -> Any:
@@ -284,20 +284,20 @@ def _search(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, list[dict[
     if runner.inline:
         raise ConfigError("--inline", "a search needs Ray", "list the values instead, or leave --inline out")
     assert study.tune is not None
-    found = []
+    outcomes = []
     for label in searching.methods_to_search(study):
         if runner.stopped:
             break
-        one = searching.remembered(study, label)
-        if one is None:
+        outcome = searching.remembered(study, label)
+        if outcome is None:
             first = next(run for run in plan(study) if run.method == label)
             allocation = runner.allocate(study.tune.samples, first)
             runner.watch.stage(f"settings of {label}, {study.tune.samples} drawn", [], allocation)
             with stop_file(runner.folder) as stop, interruptible(stop.touch):
-                one = searching.search(study, label, allocation, stop)
+                outcome = searching.search(study, label, allocation, stop)
                 runner.stopped = runner.stopped or stop.exists()
-            if one.ended and not runner.stopped:
-                searching.remember(study, one)
-        found.append(one)
-    tried = [{"method": each.method, **trial} for each in found for trial in each.tried]
-    return searching.chosen(study, found), tried
+            if outcome.ended and not runner.stopped:
+                searching.remember(study, outcome)
+        outcomes.append(outcome)
+    tried = [{"method": each.method, **trial} for each in outcomes for trial in each.tried]
+    return searching.chosen(study, outcomes), tried

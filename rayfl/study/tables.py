@@ -106,22 +106,22 @@ def main_table(results: Results, tall: bool = False) -> TextTable:
     values: dict[int, list[float | None]] = {}
     for column in study.report.names:
         for at in columns:
-            named = ", ".join(spoken(axis, name) for axis, name in at.items())
-            own = values[len(header)] = []
-            header.append(f"{title_of(column)}{f', {named}' if named else ''}")
+            where = ", ".join(spoken(axis, name) for axis, name in at.items())
+            sort_keys = values[len(header)] = []
+            header.append(f"{title_of(column)}{f', {where}' if where else ''}")
             for line, (row, label) in zip(body, itertools.product(rows, study.methods), strict=True):
                 point = {axis: {**row, **at}[axis] for axis in study.axes}
-                found = results.interval(label, point, column)
-                line.append(cell(found, column, len(results.seeds)))
-                own.append(found.mean if found.n else None)
+                interval = results.interval(label, point, column)
+                line.append(cell(interval, column, len(results.seeds)))
+                sort_keys.append(interval.mean if interval.n else None)
             for source in _sources(results, column):
-                own = values[len(header)] = []
-                header.append(f"{source}{f', {named}' if named else ''}")
+                sort_keys = values[len(header)] = []
+                header.append(f"{source}{f', {where}' if where else ''}")
                 for line, (row, label) in zip(body, itertools.product(rows, study.methods), strict=True):
                     point = {axis: {**row, **at}[axis] for axis in study.axes}
                     value = _published(results, column, source, label, point)
                     line.append(UNKNOWN if value is None else written(column)(value))
-                    own.append(value)
+                    sort_keys.append(value)
     return TextTable(tuple(header), tuple(map(tuple, body)), 1 + len(down), _caption(results), values)
 
 
@@ -130,18 +130,18 @@ def _caption(results: Results) -> str:
     versions = Counter(results.versions.values())
     mixed = ""
     if len(versions) > 1:
-        told = ", ".join(f"{version} ({count})" for version, count in sorted(versions.items()))
-        mixed = f" The runs are by different versions of rayfl: {told}; runs.csv says which."
+        listing = ", ".join(f"{version} ({count})" for version, count in sorted(versions.items()))
+        mixed = f" The runs are by different versions of rayfl: {listing}; runs.csv says which."
     if n < 2:
         return f"One seed: no intervals, and no claim can be decided.{mixed}"
     few = " With so few seeds the intervals are wide." if n < FEW else ""
-    found = [
+    counts = [
         results.interval(label, point, column).n
         for label, point, column in itertools.product(
             results.study.methods, results.points, results.study.report.names
         )
     ]
-    some = next((k for k in found if 0 < k < n), 0)
+    some = next((k for k in counts if 0 < k < n), 0)
     lacking = (
         f" ({some} of {n}): only {some} of the {n} seeds have the number; the mean is over these."
         * bool(some)
@@ -157,9 +157,9 @@ def _published(
     results: Results, column: str, source: str, method: str, point: Mapping[str, str]
 ) -> float | None:
     """The figure that a source gives for a method at a point; None if it gives none."""
-    for each in results.study.expected:
-        if each.column == column and each.source == source:
-            value = each.figures.get(method)
+    for expected in results.study.expected:
+        if expected.column == column and expected.source == source:
+            value = expected.figures.get(method)
             value = figure_at(value, point) if isinstance(value, Mapping) else value
             if value is not None:
                 return float(value)
@@ -220,22 +220,22 @@ def rank_table(results: Results) -> TextTable | None:
     ]
     rows = [(label, *(number(ranks[c][label], 2) for c in columns)) for label in results.study.methods]
     caption = "Mean ranks over seeds and points of the grid at which every method has the number; 1 is best."
-    none = [title_of(column) for column in columns if all(map(math.isnan, ranks[column].values()))]
-    if none:
-        caption += f" Nowhere do all methods have {' or '.join(none)}."
+    unranked = [title_of(column) for column in columns if all(map(math.isnan, ranks[column].values()))]
+    if unranked:
+        caption += f" Nowhere do all methods have {' or '.join(unranked)}."
     return TextTable(tuple(header), tuple(rows), 1, caption)
 
 
 def claim_table(judgements: Sequence[Judgement]) -> TextTable:
     """One row per claim and point."""
     rows, values = [], []
-    for each in judgements:
-        value, between = _amounts(each)
-        where = ", ".join(spoken(axis, name) for axis, name in each.point.items())
-        verdict = f"{each.verdict}: {each.why}" if each.why else each.verdict
-        said = "; ".join(filter(None, (each.source, each.protocol)))
-        rows.append((each.statement.text, where or UNKNOWN, verdict, said or UNKNOWN, value, between))
-        values.append(each.interval.mean if each.interval.n else None)
+    for judgement in judgements:
+        value, between = _amounts(judgement)
+        where = ", ".join(spoken(axis, name) for axis, name in judgement.point.items())
+        verdict = f"{judgement.verdict}: {judgement.why}" if judgement.why else judgement.verdict
+        origin = "; ".join(filter(None, (judgement.source, judgement.protocol)))
+        rows.append((judgement.statement.text, where or UNKNOWN, verdict, origin or UNKNOWN, value, between))
+        values.append(judgement.interval.mean if judgement.interval.n else None)
     header = ("claim", "at", "verdict", "source", "value", "95 % interval")
     return TextTable(header, tuple(rows), 4, values={4: values})
 
@@ -243,12 +243,12 @@ def claim_table(judgements: Sequence[Judgement]) -> TextTable:
 def claim_lines(judgements: Sequence[Judgement]) -> list[str]:
     """Verdicts for a terminal: ``holds      PACFL.ari > 0.5, alpha 0.1: 0.83 (0.71 to 0.95)``."""
     lines = []
-    for each in judgements:
-        at = "".join(f", {spoken(axis, name)}" for axis, name in each.point.items())
-        value, between = _amounts(each)
-        bounds = f" ({between})" * each.interval.known
-        why = f"; {each.why}" * bool(each.why)
-        lines.append(f"{each.verdict:<10} {each.statement.text}{at}: {value}{bounds}{why}")
+    for judgement in judgements:
+        at = "".join(f", {spoken(axis, name)}" for axis, name in judgement.point.items())
+        value, between = _amounts(judgement)
+        bounds = f" ({between})" * judgement.interval.known
+        why = f"; {judgement.why}" * bool(judgement.why)
+        lines.append(f"{judgement.verdict:<10} {judgement.statement.text}{at}: {value}{bounds}{why}")
     return lines
 
 
@@ -288,7 +288,7 @@ def tidy(results: Results) -> pd.DataFrame:
     rows = []
     for column in results.study.report.names:
         for point, label in itertools.product(results.points, results.study.methods):
-            found = results.interval(label, point, column)
+            interval = results.interval(label, point, column)
             figures = [
                 _published(results, column, source, label, point) for source in _sources(results, column)
             ]
@@ -298,10 +298,10 @@ def tidy(results: Results) -> pd.DataFrame:
                     "method": label,
                     **point,
                     "column": column,
-                    "mean": found.mean,
-                    "low": found.low if found.known else None,
-                    "high": found.high if found.known else None,
-                    "seeds": found.n,
+                    "mean": interval.mean,
+                    "low": interval.low if interval.known else None,
+                    "high": interval.high if interval.known else None,
+                    "seeds": interval.n,
                     "published": published[0] if published else None,
                 }
             )

@@ -42,8 +42,8 @@ class Candidate:
             metric: of the validation samples.
             point: of the grid; None for all.
         """
-        found = [validation(run, metric) for run in self.at(point)]
-        return -math.inf if any(math.isnan(value) for value in found) else sum(found) / len(found)
+        scores = [validation(run, metric) for run in self.at(point)]
+        return -math.inf if any(math.isnan(value) for value in scores) else sum(scores) / len(scores)
 
     def at(self, point: Mapping[str, str] | None) -> list[PlannedRun]:
         """Its runs at a point of the grid; None for all."""
@@ -102,10 +102,10 @@ def candidates(study: StudyFile) -> list[Candidate]:
     combinations = [
         dict(zip(tune.space, values, strict=True)) for values in itertools.product(*tune.space.values())
     ]
-    found = []
+    all_candidates = []
     for label in study.methods:
         seen: set[str] = set()
-        own = []
+        of_method = []
         for settings in combinations:
             runs = tuple(
                 planned(study, label, point, seed, settings)
@@ -113,10 +113,10 @@ def candidates(study: StudyFile) -> list[Candidate]:
             )
             keys = " ".join(run.key for run in runs)
             if keys not in seen:
-                own.append(Candidate(label, settings, runs))
+                of_method.append(Candidate(label, settings, runs))
             seen.add(keys)
-        found += own if len(own) > 1 else []
-    return found
+        all_candidates += of_method if len(of_method) > 1 else []
+    return all_candidates
 
 
 def _check_algorithms(study: StudyFile) -> None:
@@ -127,10 +127,10 @@ def _check_algorithms(study: StudyFile) -> None:
     """
     assert study.tune is not None
     for setting in (name for name in study.tune.space if name.startswith("algorithm.")):
-        first = [planned(study, label, points(study)[0], study.seeds[0], {}) for label in study.methods]
-        known = {field for run in first for field in type(run.config.algorithm).model_fields} - {"name"}
-        if (name := setting.split(".")[1]) not in known:
-            raise ConfigError("tune", f"{setting}: no method has such a setting", nearest(name, known))
+        runs = [planned(study, label, points(study)[0], study.seeds[0], {}) for label in study.methods]
+        fields = {field for run in runs for field in type(run.config.algorithm).model_fields} - {"name"}
+        if (name := setting.split(".")[1]) not in fields:
+            raise ConfigError("tune", f"{setting}: no method has such a setting", nearest(name, fields))
 
 
 def check_metric(study: StudyFile) -> None:
@@ -169,9 +169,9 @@ def check_measured(tune: Tune, tried: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         ConfigError
     """
-    for label in dict.fromkeys(each["method"] for each in tried):
-        finished = [each for each in tried if each["method"] == label and each["state"] == "finished"]
-        if finished and not any(math.isfinite(each["score"]) for each in finished):
+    for label in dict.fromkeys(trial["method"] for trial in tried):
+        finished = [trial for trial in tried if trial["method"] == label and trial["state"] == "finished"]
+        if finished and not any(math.isfinite(trial["score"]) for trial in finished):
             raise ConfigError(
                 "tune.metric",
                 f"{label}: validation_{tune.metric} is unknown in all runs that finished",
@@ -188,10 +188,10 @@ def best(study: StudyFile, found: Sequence[Candidate]) -> Chosen:
     assert tune is not None
     chosen: Chosen = {}
     for label, point in itertools.product({c.method: None for c in found}, points(study)):
-        own = [candidate for candidate in found if candidate.method == label]
-        scores = [each.score(tune.metric, point if tune.per == "point" else None) for each in own]
+        of_method = [candidate for candidate in found if candidate.method == label]
+        scores = [each.score(tune.metric, point if tune.per == "point" else None) for each in of_method]
         if max(scores) > -math.inf:
-            chosen[label, place_of(point)] = own[scores.index(max(scores))].settings
+            chosen[label, place_of(point)] = of_method[scores.index(max(scores))].settings
     return chosen
 
 
@@ -201,13 +201,13 @@ def told(study: StudyFile, found: Sequence[Candidate]) -> list[dict[str, Any]]:
     assert tune is not None
     return [
         {
-            "method": each.method,
+            "method": candidate.method,
             **({"at": point} if point else {}),
-            "settings": each.settings,
-            "score": each.score(tune.metric, point),
-            "state": "finished" if all(map(is_finished, each.at(point))) else "failed",
-            "paths": [str(directory_of(run)) for run in each.at(point)],
+            "settings": candidate.settings,
+            "score": candidate.score(tune.metric, point),
+            "state": "finished" if all(map(is_finished, candidate.at(point))) else "failed",
+            "paths": [str(directory_of(run)) for run in candidate.at(point)],
         }
-        for each in found
+        for candidate in found
         for point in points(study)
     ]
