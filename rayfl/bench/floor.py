@@ -37,7 +37,7 @@ def peak(tries: int = 9, device: torch.device = torch.device("cpu")) -> float:  
             torch.randn(*shape, generator=draw).to(device)
             for shape in ((side, side), (side, side), (32, channels, 16, 16), (channels, channels, 3, 3))
         )
-        found = []
+        speeds = []
         for _ in range(tries):
             for work, needed in (
                 (partial(torch.mm, a, b), 2 * side**3),
@@ -49,10 +49,10 @@ def peak(tries: int = 9, device: torch.device = torch.device("cpu")) -> float:  
                 for _ in range(4):
                     work()
                 wait(device)
-                found.append(4 * needed / (clock() - begun))
+                speeds.append(4 * needed / (clock() - begun))
     finally:
         torch.set_num_threads(threads)
-    return max(found)
+    return max(speeds)
 
 
 def wait(device: torch.device) -> None:

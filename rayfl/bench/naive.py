@@ -102,10 +102,10 @@ class NaiveFedAvg:
         context = mp.get_context("spawn")
         self._pipes, self._processes = [], []
         for _ in range(processes):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(plain, theirs, device), daemon=True)
+            our_end, worker_end = context.Pipe()
+            process = context.Process(target=_work, args=(plain, worker_end, device), daemon=True)
             process.start()
-            self._pipes.append(ours)
+            self._pipes.append(our_end)
             self._processes.append(process)
         torch.manual_seed(0)
         self.state: State = plain.network().state_dict()
