@@ -70,7 +70,7 @@ def work(options: argparse.Namespace) -> None:
     with timed(f"encoding of {sum(map(len, assignment.clients)):,} images of {clients:,} clients"):
         codes = [encoder.apply(raw_features(samples.x_train[ids])) for ids in assignment.clients]
     with timed("k-means"):
-        found = [clustering.signature.compute(x, samples.y_train, i) for i, x in enumerate(codes)]
+        centroids = [clustering.signature.compute(x, samples.y_train, i) for i, x in enumerate(codes)]
     if options.fine_tune:
         tuned = ConvAEFeatures(fine_tune=options.fine_tune).fit(
             np.empty((0, *samples.shape), np.float32), key(0, "features")
@@ -81,9 +81,9 @@ def work(options: argparse.Namespace) -> None:
             tuned.apply(raw_features(samples.x_train[ids]), client)
         print(f"{(time.perf_counter() - begun) / 20 * clients:8.1f} s  fine-tuning (from 20 clients)")
     with timed("UMAP, with import and compilation"):
-        points = embed(clustering, found, 0)
+        points = embed(clustering, centroids, 0)
     with timed("UMAP again"):
-        points = embed(clustering, found, 0)
+        points = embed(clustering, centroids, 0)
     with timed("distances of all pairs"):
         distances = condensed_distances("min_distance", points, precise=clients <= BLOCK)
     with timed("gamma auto"):

@@ -94,11 +94,11 @@ def measure(settings: dict[str, Any], value: int) -> dict[str, Any]:
     ray.shutdown()
     if cluster is not None:
         cluster.shutdown()
-    usual = statistics.median(seconds)
+    median = statistics.median(seconds)
     return {
         settings["over"]: value,
-        "round_seconds": usual,
-        "client_steps_per_second": task.steps / usual,
+        "round_seconds": median,
+        "client_steps_per_second": task.steps / median,
         "startup_seconds": startup,
         "memory_gb": peak.gb,
     }
@@ -143,8 +143,8 @@ def main() -> None:
     rows = []
     for value in values:
         command = [sys.executable, __file__, str(arguments.config), "--one", str(value)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        rows.append(json.loads(done.stdout.strip().splitlines()[-1]))
+        process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        rows.append(json.loads(process.stdout.strip().splitlines()[-1]))
         print(
             "  ".join(f"{k} {v:,.4g}" if isinstance(v, float) else f"{k} {v:,}" for k, v in rows[-1].items())
         )
