@@ -51,9 +51,9 @@ def measure(
             seconds.append(rayfl.round())
             states = rayfl.driver.servers.states
         memory_after = tree_memory()
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         rayfl.driver.checkpoint(rayfl.state)
-        saving = time.perf_counter() - begun
+        saving = time.perf_counter() - start_time
         path = rayfl.driver.run_dir.path
     written = sum(file.stat().st_size for file in (path / "checkpoints").rglob("*") if file.is_file())
     return {
@@ -92,13 +92,17 @@ def resume(path: Path) -> dict[str, Any]:
     backend = make_backend(config, arithmetic(config, stages[0].federation, host, available))
     driver = Driver(config, stages, backend, directory, host, lambda event: None)
     try:
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         state = driver.start()
-        started = time.perf_counter() - begun
+        started = time.perf_counter() - start_time
         held = len(driver.servers.states)
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         driver.round(state)
-        return {"resume_seconds": started, "resumed": held, "next_round_seconds": time.perf_counter() - begun}
+        return {
+            "resume_seconds": started,
+            "resumed": held,
+            "next_round_seconds": time.perf_counter() - start_time,
+        }
     finally:
         backend.close()
 

@@ -235,22 +235,22 @@ def facebook(options: argparse.Namespace) -> pd.DataFrame:
 
 
 def scale(options: argparse.Namespace) -> pd.DataFrame:
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     graph = graphs.gaussian_mixture(100_000, 0)
-    built = time.perf_counter() - begun
+    built = time.perf_counter() - start_time
     assert graph.groups is not None
     f = (graph.groups == 0).astype(float)
     rows: Rows = []
     plans: list[tuple[int, walks.Power]] = [(200, 1), (1000, 1), (1000, 4), (1000, "auto")]
     for references, power in plans:
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         chosen = scgiga.select(graph, references, power=power).normalised()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         rows.append(
             {
                 "references": references,
                 "power": power,
-                "seconds": time.perf_counter() - begun,
+                "seconds": time.perf_counter() - start_time,
                 "peak_gb": peak,
                 "error": (chosen.estimate(f[chosen.ids]) - f.mean()) ** 2,
                 "random": 0.16 / references,
@@ -274,10 +274,10 @@ def clients(options: argparse.Namespace) -> pd.DataFrame:
         smooth = 100 * histograms @ rng.uniform(0.7, 0.95, 10)
         truth = np.clip(smooth / 100 + rng.normal(0, 0.03, N), 0, 1)
         accuracy = 100 * rng.binomial(50, truth) / 50
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         graph = client_graph(histograms, seed=seed)
         chosen = client_coreset(graph, K, seed=seed)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start_time
         group = histograms.argmax(axis=1)
         grouped = client_coreset(client_graph(clusters=group, seed=seed), K, seed=seed)
         cluster = kmeans.select(graph, K, seed=seed)

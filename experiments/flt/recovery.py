@@ -76,18 +76,18 @@ def signatures(
     clustering: Clustering, samples: Samples, clients: Sequence[np.ndarray[Any, Any]], seed: int
 ) -> tuple[list[Any], float, float]:
     """Signatures of all clients, seconds for the feature map, and seconds for the signatures."""
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     rng = generator(seed, "public sample")
     public = clustering.features.public_samples
     drawn = np.sort(rng.choice(len(samples.x_test), min(public, len(samples.x_test)), replace=False))
     fitted = clustering.features.fit(raw_features(samples.x_test[drawn]), key(seed, "features"))
-    fit = time.perf_counter() - begun
+    fit = time.perf_counter() - start_time
     signature: Signature = clustering.signature
     computed = []
     for client, ids in enumerate(clients):
         x = fitted.apply(raw_features(samples.x_train[np.sort(ids)]), key(seed, "features", client))
         computed.append(signature.compute(x, samples.y_train[np.sort(ids)], key(seed, "signature", client)))
-    return computed, fit, time.perf_counter() - begun - fit
+    return computed, fit, time.perf_counter() - start_time - fit
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

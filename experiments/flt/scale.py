@@ -43,14 +43,14 @@ def pair_loops(points: Sequence[NDArray[np.floating]], pairs: int = 1000) -> flo
     pairs.
     """
     clients = len(points)
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     for pair in range(pairs):
         first, second = points[pair % clients], points[(pair * 7 + 1) % clients]
         smallest = float("inf")
         for one in first:
             for other in second:
                 smallest = min(smallest, float(np.linalg.norm(one - other)))
-    return (time.perf_counter() - begun) / pairs * clients * clients
+    return (time.perf_counter() - start_time) / pairs * clients * clients
 
 
 def work(options: argparse.Namespace) -> None:
@@ -76,10 +76,10 @@ def work(options: argparse.Namespace) -> None:
             np.empty((0, *samples.shape), np.float32), key(0, "features")
         )
         tuned.apply(raw_features(samples.x_train[assignment.clients[0]]))  # imports and compilation
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         for client, ids in enumerate(list(assignment.clients)[:20]):
             tuned.apply(raw_features(samples.x_train[ids]), client)
-        print(f"{(time.perf_counter() - begun) / 20 * clients:8.1f} s  fine-tuning (from 20 clients)")
+        print(f"{(time.perf_counter() - start_time) / 20 * clients:8.1f} s  fine-tuning (from 20 clients)")
     with timed("UMAP, with import and compilation"):
         points = embed(clustering, centroids, 0)
     with timed("UMAP again"):

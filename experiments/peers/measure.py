@@ -53,7 +53,7 @@ def measure(system: System, folder: Path, limits: Limits, threads: int = 1) -> d
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="peers-") as scratch:
         marks, log = Path(scratch) / "marks", Path(scratch) / "log"
-        begun = time.time()
+        start_time = time.time()
         with log.open("wb") as output:
             process = subprocess.Popen(
                 system.command(),
@@ -63,7 +63,7 @@ def measure(system: System, folder: Path, limits: Limits, threads: int = 1) -> d
                 stderr=subprocess.STDOUT,
             )
         try:
-            result = _watch(psutil.Process(process.pid), marks, begun, limits)
+            result = _watch(psutil.Process(process.pid), marks, start_time, limits)
         except _Ended as error:
             text = log.read_text(errors="replace").strip().splitlines()
             result = {"error": str(error), "log": text[-15:]}

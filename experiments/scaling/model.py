@@ -423,16 +423,16 @@ def measure_link() -> dict[str, Any]:
     try:
         actor = ray.remote(Echo).options(resources={"other": 0.1}, num_cpus=0).remote()
         for _ in range(200):
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             ray.get(actor.answer.remote())
-            latencies.append((time.perf_counter() - begun) / 2)
+            latencies.append((time.perf_counter() - start_time) / 2)
         for count, size in ((50, 200_000), (300, 200_000), (20, 20_000_000)):
             durations = []
             for _ in range(3):
                 refs = ray.get(remote_make.remote(count, size))
-                begun = time.perf_counter()
+                start_time = time.perf_counter()
                 ray.get(refs)
-                durations.append(time.perf_counter() - begun)
+                durations.append(time.perf_counter() - start_time)
             costs[count, size] = min(durations) / count
     finally:
         ray.shutdown()

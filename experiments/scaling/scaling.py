@@ -63,7 +63,7 @@ def measure(settings: dict[str, Any], value: int) -> dict[str, Any]:
     from rayfl.bench.measure import PeakMemory, running
     from rayfl.bench.workloads import WORKLOADS
 
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     task = WORKLOADS[settings["workload"]]
     execution, cluster = dict(settings.get("execution", {})), None
     if settings["over"] == "clients":
@@ -89,7 +89,7 @@ def measure(settings: dict[str, Any], value: int) -> dict[str, Any]:
         running(task, Path(folder), execution) as rayfl,
     ):
         first = rayfl.round()
-        startup = time.perf_counter() - begun - first
+        startup = time.perf_counter() - start_time - first
         seconds = [rayfl.round() for _ in range(int(settings.get("rounds", 10)))]
     ray.shutdown()
     if cluster is not None:

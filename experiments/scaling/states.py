@@ -77,10 +77,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             rayfl.round()
             peak_own = max(peak_own, _status("RssAnon"))
             if number % options.every == 0:
-                written_before, begun = _written(), time.process_time()
+                written_before, start_time = _written(), time.process_time()
                 rayfl.driver.checkpoint(rayfl.state)
                 checkpoints.append(_written() - written_before)
-                cpu.append(time.process_time() - begun)
+                cpu.append(time.process_time() - start_time)
                 peak_own = max(peak_own, _status("RssAnon"))
         states, path = rayfl.driver.servers.states, rayfl.driver.run_dir.path
         size = rayfl.driver.host.spec.n_parameters * 4

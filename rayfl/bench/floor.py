@@ -45,11 +45,11 @@ def peak(tries: int = 9, device: torch.device = torch.device("cpu")) -> float:  
             ):
                 work()
                 wait(device)
-                begun = clock()
+                start_time = clock()
                 for _ in range(4):
                     work()
                 wait(device)
-                speeds.append(4 * needed / (clock() - begun))
+                speeds.append(4 * needed / (clock() - start_time))
     finally:
         torch.set_num_threads(threads)
     return max(speeds)

@@ -114,7 +114,7 @@ class NaiveFedAvg:
 
     def round(self) -> float:
         """Run one round; returns its seconds."""
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         cohort = torch.randperm(self.plain.clients)[: self.plain.cohort].tolist()
         for k, pipe in enumerate(self._pipes):
             pipe.send((self.state, cohort[k :: len(self._pipes)]))
@@ -123,7 +123,7 @@ class NaiveFedAvg:
             name: (sum(total[name] for total in totals) / sum(samples)).to(value.dtype)
             for name, value in self.state.items()
         }
-        return time.perf_counter() - begun
+        return time.perf_counter() - start_time
 
     def close(self) -> None:
         """Stop the processes."""

@@ -341,9 +341,9 @@ def _round(engine: Engine, case: Case, number: int) -> float:
     start = torch.from_numpy(engine.spec.initial()).to(device).expand(case.clients, -1)
     work = LocalWork(case.epochs, case.batch_size, 0.01, momentum=case.momentum)
     floor.wait(device)
-    before = clock()
+    start_time = clock()
     failures = engine.train(work, number, range(case.clients), indices, start).failures
     if failures:
         raise RuntimeError(next(iter(failures.values())))
     floor.wait(device)
-    return clock() - before
+    return clock() - start_time

@@ -86,10 +86,10 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any], folder: Pat
         the process tree in GB during one more round and while everything is written.
     """
     task.config(folder)
-    begun = time.process_time()
+    start_time = time.process_time()
     with running(task, folder, execution) as rayfl:
         rayfl.round()
-        start = time.process_time() - begun
+        start = time.process_time() - start_time
         cpu_before, planned, seconds = _cpu(rayfl), _planning[0], []
         for _ in range(rounds):
             seconds.append(rayfl.round())
@@ -97,12 +97,12 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any], folder: Pat
         # Not while rounds are timed: sampling the memory takes CPU time of this process
         with PeakMemory() as peak:
             rayfl.round()
-            begun = time.process_time()
+            start_time = time.process_time()
             rayfl.driver.checkpoint(rayfl.state)
-            saving = time.process_time() - begun
-            begun = time.process_time()
+            saving = time.process_time() - start_time
+            start_time = time.process_time()
             rayfl.driver.records.write_tables(rayfl.state)
-            tables = time.process_time() - begun
+            tables = time.process_time() - start_time
     cpu_seconds = {who: (cpu_after[who] - cpu_before[who]) / rounds for who in cpu_after}
     return {
         "clients": task.clients,

@@ -42,18 +42,18 @@ def measured(blocks: int, parameters: int, fan_in: int) -> dict[str, Any]:
     if fan_in:
         sums = []
         for first in range(0, blocks, fan_in):
-            begun = time.process_time()
+            start_time = time.process_time()
             sums.append(added(parts[first : first + fan_in]))
-            group_seconds.append(time.process_time() - begun)
+            group_seconds.append(time.process_time() - start_time)
     job, model = ReduceJob(0, ((0, parameters),), ()), np.zeros(parameters, np.float32)
 
     def reduce(some: list[Partial]) -> Any:
         objects: dict[Key, Any] = {MODEL: model, **{("sum", place): p for place, p in enumerate(some)}}
         return LocalServer().reduce(job, objects).objects[MODEL]
 
-    begun = time.process_time()
+    start_time = time.process_time()
     new = reduce(sums)
-    seconds = time.process_time() - begun
+    seconds = time.process_time() - start_time
     return {
         "blocks": blocks,
         "parameters": parameters,

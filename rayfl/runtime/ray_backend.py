@@ -110,13 +110,13 @@ class _HostActor(ClientHost):
             The reports of all calls, then the results that each keeps, in the same order.
         """
         reports: list[Any] = []
-        kept: list[Any] = []
+        results: list[Any] = []
         values = iter(objects)
         for call in calls:
             report, objects_kept = carry_out(self, call, values)
             reports.append(report)
-            kept += objects_kept
-        return [reports, *kept] if kept else reports
+            results += objects_kept
+        return [reports, *results] if results else reports
 
     @override
     def train(self, job: TrainJob, objects: Objects) -> Answer:
