@@ -73,13 +73,13 @@ def main(
         )
     if overrides:
         parser.add_argument("overrides", nargs="*", help="settings of all runs such as rounds=50")
-    given = parser.parse_intermixed_args(arguments)
+    parsed = parser.parse_intermixed_args(arguments)
     try:
         if seeds:
-            given.seeds = _seeds(given.seeds)
+            parsed.seeds = _seeds(parsed.seeds)
         if out:
-            given.out.mkdir(parents=True, exist_ok=True)
-        work(given)
+            parsed.out.mkdir(parents=True, exist_ok=True)
+        work(parsed)
     except (RayflError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -73,14 +73,14 @@ class File:
 
 def studies() -> list[File]:
     """All study files, that is YAML files with methods."""
-    found = []
+    files = []
     for path in sorted(HERE.glob("*/*.yaml")):
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if "methods" in said:
-            title = said.get("title", said["name"])
-            sizes = {name: (size or {}).get("settings", {}) for name, size in said.get("sizes", {}).items()}
-            found.append(File(path.relative_to(HERE).as_posix(), said["name"], title, sizes))
-    return found
+        study = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if "methods" in study:
+            title = study.get("title", study["name"])
+            sizes = {name: (size or {}).get("settings", {}) for name, size in study.get("sizes", {}).items()}
+            files.append(File(path.relative_to(HERE).as_posix(), study["name"], title, sizes))
+    return files
 
 
 def keep(folder: Path) -> Path:
@@ -100,18 +100,18 @@ def keep(folder: Path) -> Path:
             runs = {run["key"]: run for run in csv.DictReader(file)}  # methods may share runs
     except OSError as error:
         raise ConfigError(str(folder), "holds no results of a study", "name a folder in studies/") from error
-    ours = {each.name: each for each in studies()}
+    by_name = {each.name: each for each in studies()}
     size = folder.resolve().name.removeprefix(study["name"]).removeprefix("-")
-    if study["name"] not in ours or (size and size not in ours[study["name"]].sizes):
+    if study["name"] not in by_name or (size and size not in by_name[study["name"]].sizes):
         raise ConfigError(str(folder), "is of no study here", "name it as rayfl study does: <name>-<size>")
     checked = {claim["claim"] for claim in claims["claims"]}
-    expected = prepare(read(HERE / ours[study["name"]].path, size), check_data=False)
+    expected = prepare(read(HERE / by_name[study["name"]].path, size), check_data=False)
     lacking = [claim.text for _, claim in expected.statements if claim.text not in checked]
     if lacking:
         what = f"does not check {', '.join(map(repr, lacking))}"
         raise ConfigError(str(folder), what, "run the whole study, without --only")
-    sized = ours[study["name"]].sizes.get(size, {})
-    kept = {
+    sized = by_name[study["name"]].sizes.get(size, {})
+    result = {
         "study": study["name"],
         "size": size,
         "changed": {name: study.get("settings", {}).get(name) for name in sized},
@@ -123,7 +123,7 @@ def keep(folder: Path) -> Path:
     }
     path = RESULTS / f"{folder.resolve().name}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 
 
@@ -138,10 +138,10 @@ def _overview(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield "| study | what it shows | size that was run | claims | command |"
     yield "| --- | --- | --- | --- | --- |"
     for file in studies():
-        own = [result for result in results if result["study"] == file.name]
-        sizes = [result["size"] for result in own] or ["smoke"]
-        found: list[Mapping[str, Any] | None] = [*own] or [None]
-        for size, result in zip(sizes, found, strict=True):
+        file_results = [result for result in results if result["study"] == file.name]
+        sizes = [result["size"] for result in file_results] or ["smoke"]
+        entries: list[Mapping[str, Any] | None] = [*file_results] or [None]
+        for size, result in zip(sizes, entries, strict=True):
             option = f" --size {size}" if size else ""
             ran = "not run yet"
             if result is not None:
@@ -177,9 +177,9 @@ def _analyses() -> Iterator[str]:
         command = 'if __name__ == "__main__"' in text and path.parent.name not in ("clients", "methods")
         if not command or path.name in ("frame.py", "readme.py"):
             continue
-        said = (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0]
+        summary = (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0]
         name = path.relative_to(HERE).as_posix()
-        yield f"| [{name}]({name}) | {' '.join(said.split()).rstrip(':')} |"
+        yield f"| [{name}]({name}) | {' '.join(summary.split()).rstrip(':')} |"
     yield ""
 
 
@@ -203,9 +203,9 @@ def _details(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             text = f"{claim['claim']}{f' ({at})' if at else ''}".replace("|", "/")
             unit, low = claim.get("unit", ""), claim.get("low")
             value = UNKNOWN if claim.get("value") is None else amount(claim["value"], unit)
-            said = claim["verdict"] if claim["verdict"] == "holds" else f"**{claim['verdict']}**"
-            between = UNKNOWN if low is None else amounts(low, claim["high"], unit)
-            yield f"| {text} | {said} | {value} | {between} | {claim.get('source', '')} |"
+            verdict = claim["verdict"] if claim["verdict"] == "holds" else f"**{claim['verdict']}**"
+            interval = UNKNOWN if low is None else amounts(low, claim["high"], unit)
+            yield f"| {text} | {verdict} | {value} | {interval} | {claim.get('source', '')} |"
         yield ""
 
 

@@ -43,17 +43,17 @@ def measure(
     task.config(folder)  # makes the data
     with PeakMemory() as peak, running(task, folder, execution) as rayfl:
         first = rayfl.round()
-        before = tree_memory()
+        memory_before = tree_memory()
         seconds = [rayfl.round() for _ in range(rounds - 1)]
         states = rayfl.driver.servers.states
         held = len(states)
         while 0 < len(states) < clients and rayfl.state.round < MOST:
             seconds.append(rayfl.round())
             states = rayfl.driver.servers.states
-        after = tree_memory()
-        begun = time.perf_counter()
+        memory_after = tree_memory()
+        start_time = time.perf_counter()
         rayfl.driver.checkpoint(rayfl.state)
-        saving = time.perf_counter() - begun
+        saving = time.perf_counter() - start_time
         path = rayfl.driver.run_dir.path
     written = sum(file.stat().st_size for file in (path / "checkpoints").rglob("*") if file.is_file())
     return {
@@ -67,7 +67,7 @@ def measure(
         "with_state": len(states),
         "state_mb": len(states) * rayfl.driver.host.spec.n_parameters * 4 / 1e6,
         "memory_gb": peak.gb,
-        "grown_mb": (after - before) * 1e3,
+        "grown_mb": (memory_after - memory_before) * 1e3,
         "checkpoint_mb": written / 1e6,
         "checkpoint_seconds": saving,
         "path": str(path),
@@ -92,13 +92,17 @@ def resume(path: Path) -> dict[str, Any]:
     backend = make_backend(config, arithmetic(config, stages[0].federation, host, available))
     driver = Driver(config, stages, backend, directory, host, lambda event: None)
     try:
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         state = driver.start()
-        started = time.perf_counter() - begun
+        started = time.perf_counter() - start_time
         held = len(driver.servers.states)
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         driver.round(state)
-        return {"resume_seconds": started, "resumed": held, "next_round_seconds": time.perf_counter() - begun}
+        return {
+            "resume_seconds": started,
+            "resumed": held,
+            "next_round_seconds": time.perf_counter() - start_time,
+        }
     finally:
         backend.close()
 
@@ -116,8 +120,8 @@ def work(options: argparse.Namespace) -> None:
     execution = {"backend": "inline"} if options.inline else {}
     if options.task == "measure":
         objective, folder = options.given
-        found = measure(objective, options.clients, options.rounds, execution, Path(folder))
-        print(json.dumps(found))
+        figures = measure(objective, options.clients, options.rounds, execution, Path(folder))
+        print(json.dumps(figures))
         return
     if options.task == "resume":
         print(json.dumps(resume(Path(options.given[0]))))

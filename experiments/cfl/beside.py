@@ -78,9 +78,9 @@ def work(options: argparse.Namespace) -> None:
     tables = []
     for samples, seed in itertools.product(options.samples, options.seeds):
         config = config_of(samples, seed, options.rounds, options.out)
-        both = package(config).merge(oracle(config), on="round", suffixes=("", " (loop)"))
+        merged = package(config).merge(oracle(config), on="round", suffixes=("", " (loop)"))
         columns = [name + suffix for name in COLUMNS for suffix in ("", " (loop)")]
-        tables.append(both[["round", *columns]].assign(samples=samples, seed=seed))
+        tables.append(merged[["round", *columns]].assign(samples=samples, seed=seed))
         pd.concat(tables).to_csv(options.out / "beside.csv", index=False)
     everything = pd.concat(tables).drop(columns="seed")
     shown = everything[everything["round"].isin([1, 5, 10, 20, options.rounds])]

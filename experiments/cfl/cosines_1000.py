@@ -79,21 +79,21 @@ class Watch(threading.Thread):
     def peaks(self, start: float, stop: float) -> pd.Series[int]:
         """The largest process of every kind, in MB, between two times."""
         frame = pd.DataFrame(self.rows)
-        there = frame[(frame["time"] >= start) & (frame["time"] <= stop)]
-        kinds = there["process"].str.replace(r"^ray::(\w+).*", r"ray::\1", regex=True)
-        return (there.groupby(kinds)["own"].max() / 1e6).round(0).astype(int)
+        within = frame[(frame["time"] >= start) & (frame["time"] <= stop)]
+        kinds = within["process"].str.replace(r"^ray::(\w+).*", r"ray::\1", regex=True)
+        return (within.groupby(kinds)["own"].max() / 1e6).round(0).astype(int)
 
 
 def work(options: argparse.Namespace) -> None:
     calls: list[tuple[float, float]] = []
-    found: list[NDArray[np.float64]] = []
+    latest: list[NDArray[np.float64]] = []
     original = ClientQueries.cosines
 
     def timed(self: ClientQueries, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         begun = time.perf_counter()
         similarities = original(self, clients)
         calls.append((begun, time.perf_counter()))
-        found[:] = [similarities]
+        latest[:] = [similarities]
         return similarities
 
     ClientQueries.cosines = timed  # type: ignore[method-assign]
@@ -145,18 +145,18 @@ def work(options: argparse.Namespace) -> None:
         }
     )
     table.to_csv(options.out / "cosines.csv")
-    saved = Checkpoint.load(checkpoints(directory.path / "checkpoints")[-1])
+    checkpoint = Checkpoint.load(checkpoints(directory.path / "checkpoints")[-1])
     random = np.random.default_rng(0)
-    some = np.sort(random.choice(options.clients, min(200, options.clients), replace=False))
-    rows = np.stack([saved.update_rows[c : c + 1][0] for c in some.tolist()]).astype(np.float64)
+    sample = np.sort(random.choice(options.clients, min(200, options.clients), replace=False))
+    rows = np.stack([checkpoint.update_rows[c : c + 1][0] for c in sample.tolist()]).astype(np.float64)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    error = np.abs(found[0][np.ix_(some, some)] - rows @ rows.T).max()
+    error = np.abs(latest[0][np.ix_(sample, sample)] - rows @ rows.T).max()
     size = rows.shape[1]
     print(f"{options.clients} clients, P = {size}, all updates {4e-6 * options.clients * size:.0f} MB")
     print("seconds of every call:", [round(stop - start, 1) for start, stop in calls])
     print("own memory of the largest process of a kind, MB:")
     print(table.to_string())
-    print(f"largest error of {len(some)} x {len(some)} cosines against NumPy: {error:.1e}")
+    print(f"largest error of {len(sample)} x {len(sample)} cosines against NumPy: {error:.1e}")
 
 
 if __name__ == "__main__":

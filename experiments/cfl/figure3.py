@@ -47,8 +47,8 @@ def gradients(k: int, gamma: float, dimension: int, seed: int, draw: int) -> NDA
     true = random.standard_normal((k, dimension))
     true -= true.mean(axis=0)  # the point is stationary (Eq. 104)
     noise = random.standard_normal((CLIENTS_PER_GROUP * k, dimension))
-    mine = np.tile(true, (CLIENTS_PER_GROUP, 1))
-    return np.asarray(mine + gamma * noise * _norms(mine) / _norms(noise), np.float64)
+    signal = np.tile(true, (CLIENTS_PER_GROUP, 1))
+    return np.asarray(signal + gamma * noise * _norms(signal) / _norms(noise), np.float64)
 
 
 def _norms(rows: NDArray[np.float64]) -> NDArray[np.float64]:

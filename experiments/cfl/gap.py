@@ -64,8 +64,8 @@ def label_swap(x: Tensor, y: Tensor, clients: int, groups: int, samples: int, se
     for client in range(clients):
         group = client % groups
         a, b = pairs[group].tolist()
-        mine = y[chosen[client]]
-        swapped = torch.where(mine == a, b, torch.where(mine == b, a, mine))
+        labels = y[chosen[client]]
+        swapped = torch.where(labels == a, b, torch.where(labels == b, a, labels))
         federation.append(Client(x[chosen[client]], swapped, group))
     return federation
 
@@ -184,9 +184,9 @@ def splits(federation: list[Client], rounds: int, settings: Settings, seed: int)
     rows = []
     while waiting:
         members, start = waiting.pop(0)
-        here = [federation[i] for i in members]
-        stationary, history, updates = federated(here, start, rounds, settings, seed)
-        groups = np.array([client.group for client in here])
+        clients = [federation[i] for i in members]
+        stationary, history, updates = federated(clients, start, rounds, settings, seed)
+        groups = np.array([client.group for client in clients])
         first, second = bipartition(cosines(updates))
         last = history.iloc[-1]
         rows.append(
@@ -260,10 +260,10 @@ def work(options: argparse.Namespace) -> None:
     if options.cfl:
         for seed, samples in itertools.product(options.seeds, options.samples):
             federation = label_swap(x, y, options.clients, 4, samples, seed)
-            found, table = cfl(federation, initial(seed), options.rounds, Settings(), seed, *options.cfl)
+            clusters, table = cfl(federation, initial(seed), options.rounds, Settings(), seed, *options.cfl)
             table.to_csv(options.out / f"cfl-{samples}-{seed}.csv", index=False)
             print(f"seed {seed}, {samples} samples: clusters of the groups", end=" ")
-            print([sorted(federation[i].group for i in members) for members in found])
+            print([sorted(federation[i].group for i in members) for members in clusters])
             print(table[table["split"] != ""].round(3).to_string(index=False))
         return
     tables: dict[str, list[pd.DataFrame]] = {"rounds": [], "splits": []}
@@ -280,8 +280,8 @@ def work(options: argparse.Namespace) -> None:
             _, table, _ = federated(federation, initial(seed), options.rounds, Settings(), seed, True)
             tables["rounds"].append(table.assign(**key))
             if not options.control and samples >= 50:
-                again = splits(federation, options.rounds, Settings(), seed)
-                tables["splits"].append(again.assign(**key))
+                split_table = splits(federation, options.rounds, Settings(), seed)
+                tables["splits"].append(split_table.assign(**key))
     name = "control" if options.control else "gap"
     rounds = pd.concat(tables["rounds"])
     rounds.to_csv(options.out / f"{name}.csv", index=False)

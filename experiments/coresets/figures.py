@@ -62,19 +62,19 @@ def greedy(
 ) -> dict[int, scgiga.Step]:
     """Algorithm 12 for every number of references from one run: the last step with at most that many."""
     costs = costs_of(len(graph), seed)
-    found: dict[int, scgiga.Step] = {}
+    steps: dict[int, scgiga.Step] = {}
     for step in scgiga.steps(graph, max(counts), seed=seed, costs=costs, kappa=kappa, vectors=X):
         size = len(step.coreset)
-        found.update({k: step for k in counts if k >= size})
-    return found
+        steps.update({k: step for k in counts if k >= size})
+    return steps
 
 
 def frank_wolfe_of(graph: Graph, X: walks.Vectors, counts: Sequence[int], seed: int) -> dict[int, Coreset]:
     """Frank-Wolfe for every number of references from one run, as :func:`greedy`."""
-    found: dict[int, Coreset] = {}
+    coresets: dict[int, Coreset] = {}
     for coreset in frank_wolfe.steps(graph, max(counts), seed=seed, vectors=X):
-        found.update({k: coreset for k in counts if k >= len(coreset)})
-    return found
+        coresets.update({k: coreset for k in counts if k >= len(coreset)})
+    return coresets
 
 
 def choices(
@@ -93,19 +93,19 @@ def choices(
 
     costs = costs_of(len(graph), seed)
     for power in sorted(set(powers.values())):
-        ours = [k for k in counts if powers[k] == power]
-        X = vectors(power) if vectors else walks.walk_vectors(graph, power, max(ours), seed)
+        same_power = [k for k in counts if powers[k] == power]
+        X = vectors(power) if vectors else walks.walk_vectors(graph, power, max(same_power), seed)
         for name, kappa in (("scgiga", 1.0), (f"scgiga kappa {KAPPA}", KAPPA)):
-            for k, step in greedy(graph, X, ours, seed, kappa).items():
+            for k, step in greedy(graph, X, same_power, seed, kappa).items():
                 chosen = step.coreset
-                paid = float(costs[chosen.ids].sum())
-                left = bounds.residual(graph, chosen, power)
-                add(name, k, chosen.normalised(), cost=paid, power=power, residual=left)
+                cost = float(costs[chosen.ids].sum())
+                residual = bounds.residual(graph, chosen, power)
+                add(name, k, chosen.normalised(), cost=cost, power=power, residual=residual)
                 if kappa == 1.0:
-                    add("scgiga as printed", k, chosen, cost=paid, power=power, residual=left)
-        for k, found in frank_wolfe_of(graph, X, ours, seed).items():
-            add("frank-wolfe", k, Coreset(found.ids, nearest_shares(graph, found.ids)))
-            add("frank-wolfe own weights", k, found)
+                    add("scgiga as printed", k, chosen, cost=cost, power=power, residual=residual)
+        for k, selected in frank_wolfe_of(graph, X, same_power, seed).items():
+            add("frank-wolfe", k, Coreset(selected.ids, nearest_shares(graph, selected.ids)))
+            add("frank-wolfe own weights", k, selected)
     U = spectral.eigenvectors(graph, max(counts), seed) if "spectral" not in skip else None
     central = betweenness.centrality(graph, sources=min(len(graph), SOURCES), seed=seed)
     for k in counts:
@@ -152,15 +152,15 @@ def blocks(options: argparse.Namespace) -> pd.DataFrame:
     counts, rows = (3, 5, 10, 14, 20, 28, 40, 60, 100), []
     for seed in options.seeds:
         graph = graphs.block_model([200, 1000, 800], 0.05, 0.005, seed)
-        found = choices(graph, counts, dict.fromkeys(counts, BLOCK_POWER), seed, set())
+        chosen_rows = choices(graph, counts, dict.fromkeys(counts, BLOCK_POWER), seed, set())
         for power in (1, 2, 4, 8, 16, 32, 64):
             X = walks.walk_vectors(graph, power, max(counts), seed)
             for k, step in greedy(graph, X, counts, seed).items():
                 chosen = step.coreset.normalised()
-                left = bounds.residual(graph, step.coreset, power)
-                row = {"method": f"l = {power}", "references": k, "power": power, "residual": left}
-                found.append({**row, "coreset": chosen})
-        rows += mean_errors(graph, found, seed)
+                residual = bounds.residual(graph, step.coreset, power)
+                row = {"method": f"l = {power}", "references": k, "power": power, "residual": residual}
+                chosen_rows.append({**row, "coreset": chosen})
+        rows += mean_errors(graph, chosen_rows, seed)
         keep("blocks", rows, options)
         print(f"blocks, seed {seed}", flush=True)
     return pd.DataFrame(rows)
@@ -182,10 +182,10 @@ def bound(options: argparse.Namespace) -> pd.DataFrame:
                 for _ in range(power):
                     f = walk @ f
                 for kappa in (1.0, KAPPA):
-                    taken = [*scgiga.steps(graph, 20, seed=seed, vectors=X, costs=costs, kappa=kappa)]
+                    steps = [*scgiga.steps(graph, 20, seed=seed, vectors=X, costs=costs, kappa=kappa)]
                     eta2, second = (bounds.rate(X, kappa, k) for k in (1, 2))
                     grows = eta2 / second - 1.0  # the rate is eta^2 / (1 + grows (k - 1))
-                    for k, step in enumerate(taken, 1):
+                    for k, step in enumerate(steps, 1):
                         chosen = step.coreset
                         error = abs(chosen.estimate(f[chosen.ids]) - f.mean())
                         promised = np.linalg.norm(g) * np.sqrt(step.J / len(graph))
@@ -216,8 +216,8 @@ def trees(options: argparse.Namespace) -> pd.DataFrame:
         ):
             P = graphs.lazy_walk(graph)
             powers = {k: walks.covering_power(P, k, seed) for k in counts}
-            found = choices(graph, counts, powers, seed, {"kmeans", "spectral"})
-            rows += [{**row, "graph": name} for row in distance_errors(graph, found, seed)]
+            method_rows = choices(graph, counts, powers, seed, {"kmeans", "spectral"})
+            rows += [{**row, "graph": name} for row in distance_errors(graph, method_rows, seed)]
     return pd.DataFrame(rows)
 
 
@@ -235,22 +235,22 @@ def facebook(options: argparse.Namespace) -> pd.DataFrame:
 
 
 def scale(options: argparse.Namespace) -> pd.DataFrame:
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     graph = graphs.gaussian_mixture(100_000, 0)
-    built = time.perf_counter() - begun
+    built = time.perf_counter() - start_time
     assert graph.groups is not None
     f = (graph.groups == 0).astype(float)
     rows: Rows = []
     plans: list[tuple[int, walks.Power]] = [(200, 1), (1000, 1), (1000, 4), (1000, "auto")]
     for references, power in plans:
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         chosen = scgiga.select(graph, references, power=power).normalised()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         rows.append(
             {
                 "references": references,
                 "power": power,
-                "seconds": time.perf_counter() - begun,
+                "seconds": time.perf_counter() - start_time,
                 "peak_gb": peak,
                 "error": (chosen.estimate(f[chosen.ids]) - f.mean()) ** 2,
                 "random": 0.16 / references,
@@ -274,10 +274,10 @@ def clients(options: argparse.Namespace) -> pd.DataFrame:
         smooth = 100 * histograms @ rng.uniform(0.7, 0.95, 10)
         truth = np.clip(smooth / 100 + rng.normal(0, 0.03, N), 0, 1)
         accuracy = 100 * rng.binomial(50, truth) / 50
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         graph = client_graph(histograms, seed=seed)
         chosen = client_coreset(graph, K, seed=seed)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start_time
         group = histograms.argmax(axis=1)
         grouped = client_coreset(client_graph(clusters=group, seed=seed), K, seed=seed)
         cluster = kmeans.select(graph, K, seed=seed)
@@ -342,15 +342,15 @@ def gcn(options: argparse.Namespace) -> pd.DataFrame:
     vectors = {k: walks.walk_vectors(graph, "auto", k) for k in counts}
     for seed in options.seeds[:10]:
         for k in counts:
-            every = scgiga.steps(graph, k, seed=seed, vectors=vectors[k], eligible=open_to_choice)
-            toward = frank_wolfe.steps(graph, k, seed=seed, vectors=vectors[k])
+            greedy_steps = scgiga.steps(graph, k, seed=seed, vectors=vectors[k], eligible=open_to_choice)
+            frank_wolfe_steps = frank_wolfe.steps(graph, k, seed=seed, vectors=vectors[k])
             chosen: dict[str, NDArray[np.int64]] = {
-                "scgiga": deque(every, maxlen=1).pop().coreset.ids,
+                "scgiga": deque(greedy_steps, maxlen=1).pop().coreset.ids,
                 "random": generator(seed, "labels", k).choice(pool, k, replace=False),
                 "betweenness": pool[np.argsort(-central[pool], kind="stable")][:k],
                 "k-means": _within(graph, bag, pool, k, seed),
                 "spectral": _within(graph, U[:, :k], pool, k, seed),
-                "frank-wolfe": deque(toward, maxlen=1).pop().ids,
+                "frank-wolfe": deque(frank_wolfe_steps, maxlen=1).pop().ids,
             }
             chosen["frank-wolfe"] = chosen["frank-wolfe"][open_to_choice[chosen["frank-wolfe"]]]
             for name, ids in chosen.items():
@@ -457,10 +457,10 @@ def report(name: str, rows: pd.DataFrame, out: Path) -> None:
         name, "hops"
     )
     parts = rows.groupby("graph", sort=False) if "graph" in rows else [(name, rows)]
-    for part, some in parts:
-        print(f"\n{part}\n{table(some)}")
-        (out / f"{part}.md").write_text(table(some))
-        figure(some, str(part), out / f"{part}.png", what)
+    for part, part_rows in parts:
+        print(f"\n{part}\n{table(part_rows)}")
+        (out / f"{part}.md").write_text(table(part_rows))
+        figure(part_rows, str(part), out / f"{part}.png", what)
     if "cost" in rows:
         print(
             rows.groupby(["method", "references"], sort=False)["cost"].mean().dropna().unstack("references")
@@ -470,8 +470,8 @@ def report(name: str, rows: pd.DataFrame, out: Path) -> None:
 def work(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     for part in options.parts:
-        there = options.out / f"{part}.csv"
-        rows = pd.read_csv(there) if options.again else PARTS[part](options)
+        path = options.out / f"{part}.csv"
+        rows = pd.read_csv(path) if options.again else PARTS[part](options)
         report(part, rows, options.out)
 
 

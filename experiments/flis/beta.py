@@ -37,11 +37,11 @@ BETAS = np.round(np.arange(0, 1.0001, 0.05), 2)
 def true_groups(federation: Federation) -> NDArray[np.int64]:
     """The true group of each client ``(N,)``: clients with the same set of training labels."""
     kinds: dict[tuple[int, ...], int] = {}
-    found = []
+    groups = []
     for ids in federation.train:
         labels = tuple(np.unique(federation.samples.labels("train", ids)).tolist())
-        found.append(kinds.setdefault(labels, len(kinds)))
-    return np.array(found, np.int64)
+        groups.append(kinds.setdefault(labels, len(kinds)))
+    return np.array(groups, np.int64)
 
 
 def errors(
@@ -61,13 +61,13 @@ def errors(
 def measure(config: Config, betas: Sequence[float]) -> pd.DataFrame:
     """The errors of one kind of server data."""
     groups = true_groups(building.build(config)[0][0].federation)
-    (found,), _ = cluster_without_training([config])
-    distances = found.clusters.distances
+    (result,), _ = cluster_without_training([config])
+    distances = result.clusters.distances
     assert distances is not None  # few clients
     frame = pd.DataFrame(errors(1 - distances, groups, betas))
     same = squareform(groups[:, None] == groups, checks=False)
     similar = 1 - distances
-    print(f"{found.seconds:.0f} s; A: {np.median(similar[same]):.3f} within groups (median), ", end="")
+    print(f"{result.seconds:.0f} s; A: {np.median(similar[same]):.3f} within groups (median), ", end="")
     print(f"{np.median(similar[~same]):.3f} across; {groups.max() + 1} groups, {same.sum()} true pairs")
     return frame
 

@@ -98,23 +98,23 @@ def work(options: argparse.Namespace) -> None:
             indices = federation.train.take(ids)
             block = engine.train(work, turn, ids.tolist(), indices, start)
             trained[first : first + len(ids)] = block.rows.numpy()
-        rest = np.ones(clients, np.bool_)
-        rest[cohort] = False
-        resting = np.bincount(member[rest], minlength=len(centers))
+        absent = np.ones(clients, np.bool_)
+        absent[cohort] = False
+        resting = np.bincount(member[absent], minlength=len(centers))
         chosen, moved = regroup(trained, centers, resting, key(config.seed, "fedsem") % 2**32)
         sums, weight = np.zeros((C, centers.shape[1])), np.zeros(C)
         for client, model, label in zip(cohort.tolist(), trained, chosen.tolist(), strict=True):
             sums[label] += sizes[client] * model
             weight[label] += sizes[client]
         for old, label in enumerate(moved.tolist()):
-            share = sizes[rest & (member == old)].sum()
+            share = sizes[absent & (member == old)].sum()
             sums[label] += share * centers[old]
             weight[label] += share
-        before = centers if len(centers) == C else np.repeat(centers, C, axis=0)
+        previous = centers if len(centers) == C else np.repeat(centers, C, axis=0)
         alive = weight > 0
-        member = np.where(rest, moved[member], -1)
+        member = np.where(absent, moved[member], -1)
         member[cohort] = chosen
-        centers = before.copy()
+        centers = previous.copy()
         centers[alive] = (sums[alive] / weight[alive, None]).astype(np.float32)
         if (turn + 1) % options.every and turn + 1 < options.rounds:
             continue

@@ -67,27 +67,27 @@ def variants() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "average linkage on A", hierarchical
     yield "without UMAP, average", {**hierarchical, "embedding": "none"}
     yield "without UMAP, Ward", {**hierarchical, "embedding": "none", "linkage": "ward"}
-    without = {**FLT, "features": "pca", "embedding": "none", "grouping": "hierarchical", "linkage": "ward"}
-    yield "PCA+kM+HC, public PCA", without
-    yield "PCA+kM+HC, clients' own PCA", {**without, "features": "client_pca"}
+    baseline = {**FLT, "features": "pca", "embedding": "none", "grouping": "hierarchical", "linkage": "ward"}
+    yield "PCA+kM+HC, public PCA", baseline
+    yield "PCA+kM+HC, clients' own PCA", {**baseline, "features": "client_pca"}
 
 
 def signatures(
     clustering: Clustering, samples: Samples, clients: Sequence[np.ndarray[Any, Any]], seed: int
 ) -> tuple[list[Any], float, float]:
     """Signatures of all clients, seconds for the feature map, and seconds for the signatures."""
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     rng = generator(seed, "public sample")
     public = clustering.features.public_samples
     drawn = np.sort(rng.choice(len(samples.x_test), min(public, len(samples.x_test)), replace=False))
     fitted = clustering.features.fit(raw_features(samples.x_test[drawn]), key(seed, "features"))
-    fit = time.perf_counter() - begun
+    fit = time.perf_counter() - start_time
     signature: Signature = clustering.signature
-    found = []
+    computed = []
     for client, ids in enumerate(clients):
         x = fitted.apply(raw_features(samples.x_train[np.sort(ids)]), key(seed, "features", client))
-        found.append(signature.compute(x, samples.y_train[np.sort(ids)], key(seed, "signature", client)))
-    return found, fit, time.perf_counter() - begun - fit
+        computed.append(signature.compute(x, samples.y_train[np.sort(ids)], key(seed, "signature", client)))
+    return computed, fit, time.perf_counter() - start_time - fit
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -103,21 +103,21 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             ]
             partition = PARTITIONS["tasks"].model_validate({"tasks": tasks, **settings["partition"]})
             assignment = partition.assign(samples, seed)
-            made: dict[str, tuple[Any, ...]] = {}
+            cached: dict[str, tuple[Any, ...]] = {}
             for variant, changes in variants():
                 features: Any = {"name": changes["features"]}
                 if changes["features"] == "conv_ae":
                     features |= {"pretrain": settings["pretrain"], "fine_tune": options.fine_tune}
                 clustering = Clustering.model_validate({**changes, "features": features})
                 kind = changes["features"]
-                if kind not in made:
-                    made[kind] = signatures(clustering, samples, list(assignment.clients), seed)
-                found, _, seconds = made[kind]
+                if kind not in cached:
+                    cached[kind] = signatures(clustering, samples, list(assignment.clients), seed)
+                client_signatures, _, seconds = cached[kind]
                 space = f"{kind} {clustering.embedding.name}"
-                if space not in made:
-                    points = embed(clustering, found, seed)
-                    made[space] = (condensed_distances(clustering.measure, points),)
-                distances = made[space][0]
+                if space not in cached:
+                    points = embed(clustering, client_signatures, seed)
+                    cached[space] = (condensed_distances(clustering.measure, points),)
+                distances = cached[space][0]
                 row = {"scenario": scenario, "variant": variant, "seed": seed, "sign_seconds": seconds}
                 for name, count in (("given", GROUPS), ("proposed", None)):
                     asked = clustering.model_copy(update={"n_clusters": count})
@@ -138,11 +138,11 @@ def table(rows: pd.DataFrame) -> str:
     for variant, part in rows.groupby("variant", sort=False):
         cells = [str(variant)]
         for name in names:
-            here = part[part["scenario"] == name]
-            cells.append(_spread(here["ari_given"]))
-            counts = sorted(set(here["clusters_proposed"]))
-            chosen = "" if "auto" not in str(variant) else f", gamma {_spread(here['gamma_proposed'])}"
-            cells.append(f"{_spread(here['ari_proposed'])} ({', '.join(map(str, counts))}{chosen})")
+            cell_rows = part[part["scenario"] == name]
+            cells.append(_spread(cell_rows["ari_given"]))
+            counts = sorted(set(cell_rows["clusters_proposed"]))
+            chosen = "" if "auto" not in str(variant) else f", gamma {_spread(cell_rows['gamma_proposed'])}"
+            cells.append(f"{_spread(cell_rows['ari_proposed'])} ({', '.join(map(str, counts))}{chosen})")
         lines.append(cells)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 

@@ -43,14 +43,14 @@ def pair_loops(points: Sequence[NDArray[np.floating]], pairs: int = 1000) -> flo
     pairs.
     """
     clients = len(points)
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     for pair in range(pairs):
         first, second = points[pair % clients], points[(pair * 7 + 1) % clients]
         smallest = float("inf")
         for one in first:
             for other in second:
                 smallest = min(smallest, float(np.linalg.norm(one - other)))
-    return (time.perf_counter() - begun) / pairs * clients * clients
+    return (time.perf_counter() - start_time) / pairs * clients * clients
 
 
 def work(options: argparse.Namespace) -> None:
@@ -70,20 +70,20 @@ def work(options: argparse.Namespace) -> None:
     with timed(f"encoding of {sum(map(len, assignment.clients)):,} images of {clients:,} clients"):
         codes = [encoder.apply(raw_features(samples.x_train[ids])) for ids in assignment.clients]
     with timed("k-means"):
-        found = [clustering.signature.compute(x, samples.y_train, i) for i, x in enumerate(codes)]
+        centroids = [clustering.signature.compute(x, samples.y_train, i) for i, x in enumerate(codes)]
     if options.fine_tune:
         tuned = ConvAEFeatures(fine_tune=options.fine_tune).fit(
             np.empty((0, *samples.shape), np.float32), key(0, "features")
         )
         tuned.apply(raw_features(samples.x_train[assignment.clients[0]]))  # imports and compilation
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         for client, ids in enumerate(list(assignment.clients)[:20]):
             tuned.apply(raw_features(samples.x_train[ids]), client)
-        print(f"{(time.perf_counter() - begun) / 20 * clients:8.1f} s  fine-tuning (from 20 clients)")
+        print(f"{(time.perf_counter() - start_time) / 20 * clients:8.1f} s  fine-tuning (from 20 clients)")
     with timed("UMAP, with import and compilation"):
-        points = embed(clustering, found, 0)
+        points = embed(clustering, centroids, 0)
     with timed("UMAP again"):
-        points = embed(clustering, found, 0)
+        points = embed(clustering, centroids, 0)
     with timed("distances of all pairs"):
         distances = condensed_distances("min_distance", points, precise=clients <= BLOCK)
     with timed("gamma auto"):

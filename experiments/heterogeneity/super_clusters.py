@@ -34,12 +34,12 @@ def work(options: argparse.Namespace) -> None:
         print(f"{name}, {n} super-clusters, {per_class or 'all'} images of a class")
         for proximity in PROXIMITIES:
             for p in (2, 3, 5):
-                found = [
+                by_linkage = [
                     class_super_clusters(samples, p, proximity, linkage, n, per_class=per_class).clusters
                     for linkage in ("average", "complete")
                 ]
-                same = "average and complete" if found[0] == found[1] else "average only"
-                print(f"  {proximity:16} p={p}  {found[0]}  ({same} linkage)")
+                same = "average and complete" if by_linkage[0] == by_linkage[1] else "average only"
+                print(f"  {proximity:16} p={p}  {by_linkage[0]}  ({same} linkage)")
         if name == "fashion_mnist":
             for proximity in PROXIMITIES[:2]:
                 angles = class_angles(samples, 3, proximity)[1]

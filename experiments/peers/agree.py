@@ -206,8 +206,8 @@ def table(names: Sequence[str]) -> str:
                 raise SystemExit(f"plain: {expected}")
             changes.append(deviation(expected, _start()))
             for name, cells in rows.items():
-                found = final(systems.SYSTEMS[name], folder)
-                cells.append(found if isinstance(found, str) else f"{deviation(found, expected):.1e}")
+                weights = final(systems.SYSTEMS[name], folder)
+                cells.append(weights if isinstance(weights, str) else f"{deviation(weights, expected):.1e}")
                 print(f"{case}, {name}: {cells[-1]}", flush=True)
     lines = [
         "Largest deviation of a final weight from that of a plain PyTorch loop. For comparison, the last",
@@ -243,10 +243,10 @@ def methods_table(names: Sequence[str], methods: Sequence[str] = tuple(METHODS))
                 if system not in method.systems:
                     cells.append("")
                     continue
-                found = final(systems.SYSTEMS[system], folder, HERE / f"method_{system}.py")
-                cells.append(found if isinstance(found, str) else f"{deviation(found, expected):.1e}")
-                if not isinstance(found, str) and deviation(found, expected) > ROUNDING:
-                    reasons.append(_reason(name, system, found, folder))
+                weights = final(systems.SYSTEMS[system], folder, HERE / f"method_{system}.py")
+                cells.append(weights if isinstance(weights, str) else f"{deviation(weights, expected):.1e}")
+                if not isinstance(weights, str) and deviation(weights, expected) > ROUNDING:
+                    reasons.append(_reason(name, system, weights, folder))
                 print(f"{method.title}, {system}: {cells[-1]}", flush=True)
             cells.append(f"{deviation(expected, _start(folder)):.1e}")
             lines.append(f"| {method.title} | {' | '.join(cells)} |")
@@ -260,8 +260,8 @@ def _reason(name: str, system: str, found: Weights, folder: Path) -> str:
         return f"{title} not explained."
     variant, why = WHY[name, system]
     same = final(systems.SYSTEMS["plain"], folder, HERE / "method_plain.py", {"PEERS_VARIANT": variant})
-    left = same if isinstance(same, str) else f"{deviation(found, same):.1e}"
-    return f"{title} {why}. A plain loop that does so deviates by {left}."
+    remaining = same if isinstance(same, str) else f"{deviation(found, same):.1e}"
+    return f"{title} {why}. A plain loop that does so deviates by {remaining}."
 
 
 def _start(folder: Path | None = None) -> Weights:
@@ -298,9 +298,9 @@ def main() -> int:
     text = "\n".join(part() for name, part in parts.items() if options.only in (None, name))
     print(text)
     if options.write:
-        place = HERE.parent / "results"
-        place.mkdir(exist_ok=True)
-        (place / "agreement.md").write_text(text)
+        folder = HERE.parent / "results"
+        folder.mkdir(exist_ok=True)
+        (folder / "agreement.md").write_text(text)
     return 0
 
 

@@ -46,8 +46,8 @@ def groups(
     dealt: Places = []
     for low, high, clients in given:
         within = (labels >= low) & (labels <= high)
-        each = int(within.sum() // clients * share)
-        members = rng.choice(np.flatnonzero(within & free), clients * each, replace=False)
+        per_client = int(within.sum() // clients * share)
+        members = rng.choice(np.flatnonzero(within & free), clients * per_client, replace=False)
         free[members] = False
         dealt += [np.sort(part) for part in np.split(members, clients)]
     return dealt
@@ -83,8 +83,8 @@ def dirichlet(
             part.append(piece)
     dealt = []
     for part in parts:
-        own = rng.permutation(np.concatenate(part))[:most]
-        dealt.append(np.sort(own[: max(1, int(len(own) * share))]))
+        indices = rng.permutation(np.concatenate(part))[:most]
+        dealt.append(np.sort(indices[: max(1, int(len(indices) * share))]))
     return dealt
 
 
@@ -119,8 +119,8 @@ def text_cnn(classes: int, vocabulary: int = 25_000) -> Any:
             self.last = nn.Linear(300, classes)
 
         def forward(self, words: torch.Tensor) -> torch.Tensor:
-            found = self.embedding(words).transpose(1, 2)
-            strongest = torch.cat([each(found).relu().amax(dim=-1) for each in self.filters], dim=1)
+            embedded = self.embedding(words).transpose(1, 2)
+            strongest = torch.cat([conv(embedded).relu().amax(dim=-1) for conv in self.filters], dim=1)
             out: torch.Tensor = self.last(self.dropout(strongest))
             return out
 
@@ -134,16 +134,16 @@ def main() -> int:
         ("FEMNIST, Dir(0.1), 50 clients of at most 300 images", 62, 10_000, {"most": 300, "share": 1.0}),
         ("AG News, Dir(0.1), 40 clients", 4, 30_000, {"clients": 40, "share": 1.0}),
     )
-    for title, classes, each, settings in cases:
-        labels = np.repeat(np.arange(classes), each)
-        found = []
+    for title, classes, per_label, settings in cases:
+        labels = np.repeat(np.arange(classes), per_label)
+        answers = []
         for seed in range(2026, 2046):
             rng = np.random.default_rng(seed)  # as CFLA, so that the first has the proportions of its run
             dealt = groups(labels, rng) if settings is None else dirichlet(labels, rng, **settings)
-            found.append(constant_answer(labels, dealt))
-        mean, deviation = np.mean(found, axis=0)
-        print(f"{title}: {found[0][0]:.1f} ± {found[0][1]:.1f} % with CFLA's seed,", end=" ")
-        print(f"{mean:.1f} ± {deviation:.1f} % on average over {len(found)} seeds")
+            answers.append(constant_answer(labels, dealt))
+        mean, deviation = np.mean(answers, axis=0)
+        print(f"{title}: {answers[0][0]:.1f} ± {answers[0][1]:.1f} % with CFLA's seed,", end=" ")
+        print(f"{mean:.1f} ± {deviation:.1f} % on average over {len(answers)} seeds")
     return 0
 
 

@@ -78,11 +78,11 @@ def images() -> tuple[Images, str]:
 def signatures(given: Images, seed: int, clients: int = 100) -> list[Array]:
     """The first three left singular vectors of each of a client's two labels, by NumPy, as the authors do."""
     x, y = given
-    found = []
-    for own in deal(given, seed, clients):
-        parts = [x[own][y[own] == label].T.astype(np.float64) for label in np.unique(y[own])]
-        found.append(np.hstack([np.linalg.svd(part, full_matrices=False)[0][:, :3] for part in parts]))
-    return found
+    vectors = []
+    for indices in deal(given, seed, clients):
+        parts = [x[indices][y[indices] == label].T.astype(np.float64) for label in np.unique(y[indices])]
+        vectors.append(np.hstack([np.linalg.svd(part, full_matrices=False)[0][:, :3] for part in parts]))
+    return vectors
 
 
 def deal(given: Images, seed: int, clients: int) -> list[NDArray[np.integer]]:
@@ -123,20 +123,20 @@ def sizes(labels: NDArray[np.integer]) -> list[int]:
 
 def pacfl(folder: Path) -> None:
     """Print the comparison of PACFL."""
-    theirs = functions(folder / PACFL)
-    given, name = images()
+    authors = functions(folder / PACFL)
+    dataset, name = images()
     for seed in range(3):
-        vectors = signatures(given, seed)
-        matrix = angles(theirs, vectors)
-        scaled = (given[0] / 255).astype(np.float32)
-        own = [
-            Subspace(p=3, per_class=True).compute(scaled[part], given[1][part])
-            for part in deal(given, seed, len(vectors))
+        vectors = signatures(dataset, seed)
+        matrix = angles(authors, vectors)
+        scaled = (dataset[0] / 255).astype(np.float32)
+        our_signatures = [
+            Subspace(p=3, per_class=True).compute(scaled[part], dataset[1][part])
+            for part in deal(dataset, seed, len(vectors))
         ]
-        distances = np.asarray(condensed_distances("vector_angle_min", own), np.float64)
+        distances = np.asarray(condensed_distances("vector_angle_min", our_signatures), np.float64)
         upper = squareform(matrix, checks=False)
-        flipped = angles(theirs, [-vectors[0], *vectors[1:]])
-        their_clusters = clusters(theirs, matrix, BETA)
+        flipped = angles(authors, [-vectors[0], *vectors[1:]])
+        their_clusters = clusters(authors, matrix, BETA)
         our_clusters = cut_at_threshold(build_linkage(distances.copy()), BETA)
         weighted = cut_at_threshold(build_linkage(distances.copy(), "weighted"), BETA)
         turned = np.abs(flipped - matrix).max()
@@ -167,10 +167,10 @@ def joint(
 
     rng = np.random.default_rng(0)
     first = rng.integers(0, 10, 200)
-    kept = np.repeat(
+    agreement = np.repeat(
         [0.3, 0.6, 0.9, 0.985], 3
     )  # the share of samples on which a model predicts like the first
-    labels = np.where(rng.random((12, 200)) < kept[:, None], first, rng.integers(0, 10, (12, 200)))
+    labels = np.where(rng.random((12, 200)) < agreement[:, None], first, rng.integers(0, 10, (12, 200)))
     predictions = np.eye(10)[labels]
 
     def client(number: int) -> Any:
@@ -179,7 +179,7 @@ def joint(
 
     loader = [(torch.zeros(50, 1), torch.zeros(50, dtype=torch.int64))] * 4
     arguments = types.SimpleNamespace(device="cpu")
-    found = theirs["cluster_logits"](
+    result = theirs["cluster_logits"](
         np.arange(12),
         [client(n) for n in range(12)],
         loader,
@@ -189,7 +189,7 @@ def joint(
         nsamples=200,
     )
     members = np.zeros((12, 12), bool)
-    for number, cluster in enumerate(found[0]):
+    for number, cluster in enumerate(result[0]):
         members[number, cluster] = True
     return members, joint_clusters(inference_similarities(predictions.reshape(12, -1)), beta)
 

@@ -53,7 +53,7 @@ def measure(system: System, folder: Path, limits: Limits, threads: int = 1) -> d
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="peers-") as scratch:
         marks, log = Path(scratch) / "marks", Path(scratch) / "log"
-        begun = time.time()
+        start_time = time.time()
         with log.open("wb") as output:
             process = subprocess.Popen(
                 system.command(),
@@ -63,13 +63,13 @@ def measure(system: System, folder: Path, limits: Limits, threads: int = 1) -> d
                 stderr=subprocess.STDOUT,
             )
         try:
-            found = _watch(psutil.Process(process.pid), marks, begun, limits)
+            result = _watch(psutil.Process(process.pid), marks, start_time, limits)
         except _Ended as error:
             text = log.read_text(errors="replace").strip().splitlines()
-            found = {"error": str(error), "log": text[-15:]}
+            result = {"error": str(error), "log": text[-15:]}
         finally:
             _stop(process)
-    return {"load": load, **found}
+    return {"load": load, **result}
 
 
 def environment(system: System, folder: Path, marks: Path, threads: int) -> dict[str, str]:
@@ -95,16 +95,16 @@ def _watch(process: psutil.Process, marks: Path, begun: float, limits: Limits) -
     first = limits.warm_up + 1
     times = _wait(process, marks, begun, first, limits.patience)
     tree = _tree(process)
-    before = _cpu(tree)
+    cpu_before = _cpu(tree)
     while True:
         times = _wait(process, marks, begun, len(times) + 1, limits.patience)
         timed = len(times) - first
-        taken = times[-1] - times[first - 1]
-        if timed >= limits.most or (timed >= limits.rounds and taken >= limits.seconds):
+        elapsed = times[-1] - times[first - 1]
+        if timed >= limits.most or (timed >= limits.rounds and elapsed >= limits.seconds):
             break
         if timed and time.time() - begun > limits.patience:
             break
-    used = _cpu(tree) - before
+    cpu_seconds = _cpu(tree) - cpu_before
     rounds = [b - a for a, b in zip(times[first - 1 :], times[first:], strict=False)]
     median = statistics.median(rounds)
     peak, until = 0.0, time.time() + min(max(limits.memory, 1.5 * median), 30.0)
@@ -115,7 +115,7 @@ def _watch(process: psutil.Process, marks: Path, begun: float, limits: Limits) -
         "seconds": median,
         "rounds": rounds,
         "startup": times[0] - begun - median,
-        "cpu_seconds": used / len(rounds),
+        "cpu_seconds": cpu_seconds / len(rounds),
         "memory_gb": peak / 1e9,
         "processes": len(tree),
     }
@@ -130,13 +130,13 @@ def _wait(process: psutil.Process, marks: Path, begun: float, count: int, patien
     while True:
         # Check first whether it has ended: it may mark a round and end between the two checks.
         ended = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-        found = [float(line) for line in marks.read_text().split()] if marks.exists() else []
-        if len(found) >= count:
-            return found
+        times = [float(line) for line in marks.read_text().split()] if marks.exists() else []
+        if len(times) >= count:
+            return times
         if ended:
-            raise _Ended(f"ended after {len(found)} rounds")
+            raise _Ended(f"ended after {len(times)} rounds")
         if time.time() - begun > 2 * patience:
-            raise _Ended(f"{len(found)} rounds in {time.time() - begun:.0f} s")
+            raise _Ended(f"{len(times)} rounds in {time.time() - begun:.0f} s")
         time.sleep(_LOOK)
 
 
@@ -168,8 +168,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(psutil.Error):
         tree = _tree(psutil.Process(process.pid))
     for signal in ("terminate", "kill"):
-        for one in tree:
+        for descendant in tree:
             with contextlib.suppress(psutil.Error):
-                getattr(one, signal)()
+                getattr(descendant, signal)()
         psutil.wait_procs(tree, timeout=5)
     process.wait()

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
                         print(f"{name} {system}: left out, {reason}")
                     continue
                 data = tasks.write(workload, (options.out / "data" / place.parent.name / name).resolve())
-                found = measure.measure(
+                result = measure.measure(
                     systems.SYSTEMS[system], Path(data["folder"]), limits, workload.threads
                 )
                 row = {
@@ -66,12 +66,12 @@ def run(options: argparse.Namespace) -> None:
                     "lines": systems.SYSTEMS[system].lines(),
                     "machine": report.machine(),
                     "commit": report.commit(),
-                    **found,
+                    **result,
                 }
                 place.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(row, indent=1) + "\n")
-                told = found.get("error") or f"{found['seconds']:.3f} s a round"
-                print(f"{name} {system} {repetition + 1}/{options.repetitions}: {told}", flush=True)
+                summary = result.get("error") or f"{result['seconds']:.3f} s a round"
+                print(f"{name} {system} {repetition + 1}/{options.repetitions}: {summary}", flush=True)
 
 
 def write_report(options: argparse.Namespace) -> None:
@@ -113,21 +113,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("install", help="make the environments of systems, by default of all")
-    one.add_argument("systems", nargs="*")
-    one.set_defaults(work=install)
-    two = commands.add_parser("run", help="measure in turns what is not measured yet")
-    two.add_argument("--systems", nargs="*", default=[])
-    two.add_argument("--workloads", nargs="*", default=[])
-    two.add_argument("--repetitions", type=int, default=3)
-    two.add_argument("--patience", type=float, default=900.0, help="seconds after which one is given up")
-    two.set_defaults(work=run)
-    three = commands.add_parser("report", help="write the tables and the figure")
-    three.add_argument("--results", type=Path, default=RESULTS, help="folder of the reports")
-    three.set_defaults(work=write_report)
-    for each in (two, three):
-        each.add_argument("--quick", action="store_true", help="two rounds, smaller ResNets; its own results")
-        each.add_argument("--out", type=Path, default=Path("runs/peers"), help="folder of measurements")
+    installer = commands.add_parser("install", help="make the environments of systems, by default of all")
+    installer.add_argument("systems", nargs="*")
+    installer.set_defaults(work=install)
+    runner = commands.add_parser("run", help="measure in turns what is not measured yet")
+    runner.add_argument("--systems", nargs="*", default=[])
+    runner.add_argument("--workloads", nargs="*", default=[])
+    runner.add_argument("--repetitions", type=int, default=3)
+    runner.add_argument("--patience", type=float, default=900.0, help="seconds after which one is given up")
+    runner.set_defaults(work=run)
+    reporter = commands.add_parser("report", help="write the tables and the figure")
+    reporter.add_argument("--results", type=Path, default=RESULTS, help="folder of the reports")
+    reporter.set_defaults(work=write_report)
+    for command in (runner, reporter):
+        command.add_argument(
+            "--quick", action="store_true", help="two rounds, smaller ResNets; its own results"
+        )
+        command.add_argument("--out", type=Path, default=Path("runs/peers"), help="folder of measurements")
     options = parser.parse_args(arguments)
     try:
         options.work(options)

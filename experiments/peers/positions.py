@@ -33,9 +33,9 @@ GROUPS = np.repeat([0, 1, 2], 4)
 def similarities() -> NDArray[np.float64]:
     """Cosines ``(12, 12)``: 0.9 within a group, 0.2 between the second and the third, -0.2 to the first."""
     between = np.array([[0.9, -0.2, -0.2], [-0.2, 0.9, 0.2], [-0.2, 0.2, 0.9]])
-    found: NDArray[np.float64] = between[np.ix_(GROUPS, GROUPS)]
-    np.fill_diagonal(found, 1.0)
-    return found
+    cosines: NDArray[np.float64] = between[np.ix_(GROUPS, GROUPS)]
+    np.fill_diagonal(cosines, 1.0)
+    return cosines
 
 
 def from_file(path: Path) -> Split:
@@ -64,14 +64,14 @@ def two_splits(split: Split, kept_as_ids: bool) -> list[list[int]]:
     s = similarities()
     clusters: list[Ids] = [np.arange(len(GROUPS), dtype=np.intp)]
     for _ in range(2):
-        found: list[Ids] = []
+        next_clusters: list[Ids] = []
         for ids in clusters:
             if len(ids) > 4:  # the criteria of a split hold where there are several groups
                 places = split(s[ids][:, ids])
-                found += list(places) if kept_as_ids else [ids[place] for place in places]
+                next_clusters += list(places) if kept_as_ids else [ids[place] for place in places]
             else:
-                found.append(ids)
-        clusters = found
+                next_clusters.append(ids)
+        clusters = next_clusters
     return [sorted(map(int, ids)) for ids in clusters]
 
 

@@ -23,15 +23,15 @@ _MACHINE = ("processor", "cores", "memory_gb", "gpus", "python")
 
 def machine() -> dict[str, Any]:
     """What a result was measured on."""
-    found = describe()
-    return {key: found[key] for key in _MACHINE}
+    description = describe()
+    return {key: description[key] for key in _MACHINE}
 
 
 def commit() -> str:
     """The abbreviated commit of this checkout; empty outside a checkout."""
     command = ["git", "rev-parse", "--short", "HEAD"]
-    found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
-    return found.stdout.strip()
+    process = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return process.stdout.strip()
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -75,20 +75,20 @@ def markdown(rows: Sequence[Row]) -> str:
         *(f"- {each.title}: {each.about}." for name, each in SYSTEMS.items() if name in measured),
         "",
     ]
-    for name, found in by_workload.items():
-        data = sorted({row["data"] for row in found})
+    for name, workload_rows in by_workload.items():
+        data = sorted({row["data"] for row in workload_rows})
         lines += [
-            f"### {name}: {found[0]['about']}",
+            f"### {name}: {workload_rows[0]['about']}",
             "",
-            f"From {found[0]['source']}. Data: {', '.join(data)}.",
+            f"From {workload_rows[0]['source']}. Data: {', '.join(data)}.",
             "",
             "| system | s / round | times rayfl | CPU s / round | start-up s | memory GB | lines |",
             "| --- | --- | --- | --- | --- | --- | --- |",
         ]
         for system in SYSTEMS:
-            own = [row for row in found if row["system"] == system]
-            if own:
-                lines.append(_line(own, ratios(found, name, system)))
+            system_rows = [row for row in workload_rows if row["system"] == system]
+            if system_rows:
+                lines.append(_line(system_rows, ratios(workload_rows, name, system)))
         lines.append("")
     lines += ["Not run:", "", *(f"- {name}: {why}" for name, why in SKIPPED.items())]
     lines += [f"- {s.title} on some workloads: {s.why_not}" for s in SYSTEMS.values() if s.why_not]
@@ -98,16 +98,16 @@ def markdown(rows: Sequence[Row]) -> str:
 def _line(rows: Sequence[Row], paired: Sequence[float]) -> str:
     """The line of a system in the table of a workload."""
     system = SYSTEMS[rows[0]["system"]]
-    done = [row for row in rows if "seconds" in row]
-    if not done:
+    complete = [row for row in rows if "seconds" in row]
+    if not complete:
         return f"| {system.title} | failed: {rows[0]['error']} | | | | | {rows[0]['lines']} |"
     cells = [
         system.title,
-        _spread([row["seconds"] for row in done]),
+        _spread([row["seconds"] for row in complete]),
         _spread(paired) if paired else "",
-        f"{_median(done, 'cpu_seconds'):.3g}",
-        f"{_median(done, 'startup'):.1f}",
-        f"{_median(done, 'memory_gb'):.2f}",
+        f"{_median(complete, 'cpu_seconds'):.3g}",
+        f"{_median(complete, 'startup'):.1f}",
+        f"{_median(complete, 'memory_gb'):.2f}",
         str(rows[0]["lines"]),
     ]
     return f"| {' | '.join(cells)} |"
@@ -146,10 +146,10 @@ def figure(rows: Sequence[Row], path: Path) -> None:
     axes = drawing.subplots()
     axes.axvline(1, color="black", linewidth=1.5)
     for marker, system in zip(_MARKERS, others, strict=False):
-        found = {n: ratios(rows, workload, system) for n, workload in enumerate(about)}
-        there = [n for n, values in found.items() if values]
-        places = [statistics.median(found[n]) for n in there]
-        axes.plot(places, there, marker, markersize=6, alpha=0.85, label=SYSTEMS[system].title)
+        by_position = {n: ratios(rows, workload, system) for n, workload in enumerate(about)}
+        positions = [n for n, values in by_position.items() if values]
+        medians = [statistics.median(by_position[n]) for n in positions]
+        axes.plot(medians, positions, marker, markersize=6, alpha=0.85, label=SYSTEMS[system].title)
     axes.set_xscale("log")
     axes.set_yticks(
         range(len(about)),

@@ -65,13 +65,13 @@ class Task:
     def client(self, number: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """A client's samples, as the networks take them: float32 normalised pixels, or int64 words."""
         x, y = self.arrays()
-        own = self.own(number)
-        return normalised(x[own]), np.array(y[own])
+        positions = self.own(number)
+        return normalised(x[positions]), np.array(y[positions])
 
     def starts(self) -> NDArray[np.float32]:
         """The weights of the first models ``(C, P)``, for methods that have several (``agree.py``)."""
-        found: NDArray[np.float32] = np.load(Path(self.folder) / "starts.npy")
-        return found
+        models: NDArray[np.float32] = np.load(Path(self.folder) / "starts.npy")
+        return models
 
     def own(self, number: int) -> slice:
         """The positions of a client's samples."""
@@ -93,9 +93,9 @@ def normalised(x: NDArray[Any]) -> NDArray[Any]:
 
 def load_task() -> Task:
     """The task that the environment variable ``PEERS_TASK`` names."""
-    found = json.loads((Path(os.environ["PEERS_TASK"]) / "task.json").read_text())
-    tuples = {name: tuple(found[name]) for name in ("shape", "sizes")}
-    return Task(**{**found, **tuples, "folder": os.environ["PEERS_TASK"]})
+    values = json.loads((Path(os.environ["PEERS_TASK"]) / "task.json").read_text())
+    tuples = {name: tuple(values[name]) for name in ("shape", "sizes")}
+    return Task(**{**values, **tuples, "folder": os.environ["PEERS_TASK"]})
 
 
 def round_done() -> None:

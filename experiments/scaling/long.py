@@ -50,11 +50,11 @@ CONFIG: dict[str, Any] = {
 
 def processes() -> Iterator[tuple[str, float, int]]:
     """For this process and its descendants: kind, memory in MB, open files."""
-    here = psutil.Process()
-    for process in (here, *here.children(recursive=True)):
+    me = psutil.Process()
+    for process in (me, *me.children(recursive=True)):
         try:
             line = " ".join(process.cmdline())
-            kind = "rayfl" if process == here else next((k for w, k in KINDS.items() if w in line), "other")
+            kind = "rayfl" if process == me else next((k for w, k in KINDS.items() if w in line), "other")
             yield kind, process.memory_full_info().pss / 1e6, process.num_fds()
         except psutil.Error:  # the process has just ended
             continue
@@ -76,9 +76,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5000)
     parser.add_argument("--every", type=int, default=500, help="rounds between two rows, and checkpoints")
     parser.add_argument("--out", type=Path, default=Path("runs/long"))
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    table, runs = given.out / "long.csv", sorted(given.out.glob("long-*/config.yaml"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    table, runs = options.out / "long.csv", sorted(options.out.glob("long-*/config.yaml"))
     path = [run.parent for run in runs]
 
     def write(rows: Sequence[tuple[Any, ...]]) -> None:
@@ -88,24 +88,24 @@ def main() -> None:
     def listen(event: RunEvent) -> None:
         if isinstance(event, Begun):
             path.append(Path(event.path))
-        if not isinstance(event, RoundDone) or (event.round + 1) % given.every != 10 % given.every:
+        if not isinstance(event, RoundDone) or (event.round + 1) % options.every != 10 % options.every:
             return
         done, folder = event.round + 1, path[-1] / "checkpoints"
-        found: list[tuple[int, str, float, Any]] = [(done, *row) for row in processes()]
-        found += [
+        measurements: list[tuple[int, str, float, Any]] = [(done, *row) for row in processes()]
+        measurements += [
             (done, "newest checkpoint", size(*sorted(folder.glob("round-*"))[-1:]), ""),
             (done, "history of checkpoints", size(folder / "history"), ""),
             (done, "logs of Ray", size(logs()), ""),
             (done, "seconds a round", event.row["seconds"], ""),
         ]
-        write(found)
-        print(f"{done} rounds, {sum(row[2] for row in found[:-4]):.0f} MB", flush=True)
+        write(measurements)
+        print(f"{done} rounds, {sum(row[2] for row in measurements[:-4]):.0f} MB", flush=True)
 
     if not table.exists():
         write([("round", "what", "MB", "open files")])
-    output = {"root": str(given.out), "checkpoint_every": given.every, "report": False}
+    output = {"root": str(options.out), "checkpoint_every": options.every, "report": False}
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    changes = [f"rounds={given.rounds}"]
+    changes = [f"rounds={options.rounds}"]
     if path:
         rayfl.resume(path[-1], changes, listen)
     else:

@@ -150,12 +150,12 @@ class World:
                 resources[place].waiting.append(lambda: take(place + 1))
 
         def leave() -> None:
-            for each in resources:
-                each.busy += seconds
-                if each.waiting:
-                    each.waiting.popleft()()
+            for resource in resources:
+                resource.busy += seconds
+                if resource.waiting:
+                    resource.waiting.popleft()()
                 else:
-                    each.taken -= 1
+                    resource.taken -= 1
             then()
 
         take(0)
@@ -193,8 +193,8 @@ class Round:
         tasks = [
             Task("train", None, cost=sum(g), work=case.parameters * case.samples * sum(g)) for g in groups
         ]
-        found = bundles(tasks, len(self.actors))
-        return deque([[sum(groups[i]) for i in bundle] for bundle in found])
+        messages = bundles(tasks, len(self.actors))
+        return deque([[sum(groups[i]) for i in bundle] for bundle in messages])
 
     def predict(self) -> Prediction:
         self.left = len(self.messages)
@@ -257,8 +257,8 @@ class Round:
 
             def there() -> None:
                 holders.append(node)
-                for each in self.coming.pop(place):
-                    each()
+                for callback in self.coming.pop(place):
+                    callback()
 
             self._send(source, node, 4 * self.case.parameters / self.case.shards, there)
 
@@ -372,15 +372,15 @@ def measure_one(small: bool, block: int, rounds: int) -> dict[str, Any]:
         for _ in range(3):
             rayfl.round()
         actors = set(rayfl.driver.backend.pids())
-        taken = []
+        samples = []
         for _ in range(_BATCHES):  # the minimum is least affected by other load on the machine
             before = by_process_now(actors)
             for _ in range(rounds):
                 rayfl.round()
             after = by_process_now(actors)
-            taken.append({who: (after[who] - before[who]) / rounds for who in after})
-        used = {who: min(each[who] for each in taken) for who in taken[0]}
-        return {**used, "P": rayfl.driver.host.spec.P, "messages": 200 // block}
+            samples.append({who: (after[who] - before[who]) / rounds for who in after})
+        cpu_seconds = {who: min(each[who] for each in samples) for who in samples[0]}
+        return {**cpu_seconds, "P": rayfl.driver.host.spec.P, "messages": 200 // block}
 
 
 def measure_step(rounds: int) -> dict[str, Any]:
@@ -391,12 +391,12 @@ def measure_step(rounds: int) -> dict[str, Any]:
     task = replace(WORKLOADS["W1"], clients=480, cohort=240)
     with tempfile.TemporaryDirectory() as folder, running(task, Path(folder), {"backend": "inline"}) as rayfl:
         rayfl.round()
-        taken = []
+        durations = []
         for _ in range(rounds):
             begun = time.process_time()
             rayfl.round()
-            taken.append(time.process_time() - begun)
-        return {"step": min(taken) / task.steps}
+            durations.append(time.process_time() - begun)
+        return {"step": min(durations) / task.steps}
 
 
 class Echo:
@@ -418,49 +418,49 @@ def measure_link() -> dict[str, Any]:
     def make(count: int, size: int) -> list[Any]:
         return [ray.put(np.zeros(size, np.uint8)) for _ in range(count)]
 
-    there = ray.remote(make).options(resources={"other": 0.1}, num_cpus=0)
-    found, ways = {}, []
+    remote_make = ray.remote(make).options(resources={"other": 0.1}, num_cpus=0)
+    costs, latencies = {}, []
     try:
         actor = ray.remote(Echo).options(resources={"other": 0.1}, num_cpus=0).remote()
         for _ in range(200):
-            begun = time.perf_counter()
+            start_time = time.perf_counter()
             ray.get(actor.answer.remote())
-            ways.append((time.perf_counter() - begun) / 2)
+            latencies.append((time.perf_counter() - start_time) / 2)
         for count, size in ((50, 200_000), (300, 200_000), (20, 20_000_000)):
-            taken = []
+            durations = []
             for _ in range(3):
-                refs = ray.get(there.remote(count, size))
-                begun = time.perf_counter()
+                refs = ray.get(remote_make.remote(count, size))
+                start_time = time.perf_counter()
                 ray.get(refs)
-                taken.append(time.perf_counter() - begun)
-            found[count, size] = min(taken) / count
+                durations.append(time.perf_counter() - start_time)
+            costs[count, size] = min(durations) / count
     finally:
         ray.shutdown()
         cluster.shutdown()
-    byte = max(0.0, (found[20, 20_000_000] - found[300, 200_000]) / (20_000_000 - 200_000))
-    return {"fetch": max(0.0, found[300, 200_000] - 200_000 * byte), "byte": byte, "latency": min(ways)}
+    byte = max(0.0, (costs[20, 20_000_000] - costs[300, 200_000]) / (20_000_000 - 200_000))
+    return {"fetch": max(0.0, costs[300, 200_000] - 200_000 * byte), "byte": byte, "latency": min(latencies)}
 
 
 def costs_of(rows: Sequence[dict[str, Any]], step: dict[str, Any], link: dict[str, Any]) -> Costs:
     """Costs from differences between few and many messages, and between small and large models."""
-    by = {(row["P"], row["messages"]): row for row in rows}
+    by_case = {(row["P"], row["messages"]): row for row in rows}
     small, large = sorted({row["P"] for row in rows})
     few, many = sorted({row["messages"] for row in rows})
 
     def slope(who: str, parameters: int) -> float:
-        a, b = by[parameters, few], by[parameters, many]
+        a, b = by_case[parameters, few], by_case[parameters, many]
         return float(max(0.0, (b[who] - a[who]) / (many - few)))
 
     def line(who: str) -> tuple[float, float]:
-        at, by_number = slope(who, small), (slope(who, large) - slope(who, small)) / (large - small)
+        small_slope, by_number = slope(who, small), (slope(who, large) - slope(who, small)) / (large - small)
         by_number = max(0.0, by_number)
-        return max(0.0, at - small * by_number), by_number
+        return max(0.0, small_slope - small * by_number), by_number
 
     message = statistics.mean(slope("driver", parameters) for parameters in (small, large))
     work, work_number = line("client actors")
     add, add_number = line("local parameter server")
     return Costs(
-        round=max(0.0, by[small, few]["driver"] - few * message),
+        round=max(0.0, by_case[small, few]["driver"] - few * message),
         message=message,
         work=work,
         work_number=work_number,
@@ -489,33 +489,33 @@ def costs_of_profile(rows: Sequence[dict[str, Any]], link: dict[str, Any]) -> Co
 
     from rayfl.bench.workloads import WORKLOADS
 
-    by = {(row["where"], row["what"]): row for row in rows}
+    by_place = {(row["where"], row["what"]): row for row in rows}
     sent = np.array([SENT[name] for name in SENT], np.float64)
     messages, sums, numbers = sent[:, 0], sent[:, 1], sent[:, 1] * sent[:, 2]
 
     def seconds(where: str, what: str) -> Any:
-        return np.array([by[where, what][name] / 1000 for name in SENT])
+        return np.array([by_place[where, what][name] / 1000 for name in SENT])
 
     def fit(*columns: Any, to: Any) -> list[float]:
-        found, _ = nnls(np.stack(columns, axis=1), np.maximum(to, 0.0))
-        return [float(each) for each in found]
+        coefficients, _ = nnls(np.stack(columns, axis=1), np.maximum(to, 0.0))
+        return [float(each) for each in coefficients]
 
     servers = ("local parameter server", "driver: tasks and their results", "driver: cohort, plan, records")
-    alone = seconds("one process", "all") - sum(seconds("one process", what) for what in servers)
+    training = seconds("one process", "all") - sum(seconds("one process", what) for what in servers)
     round_, message = fit(np.ones(len(SENT)), messages, to=seconds("on Ray", "driver"))
-    work, work_number = fit(messages, numbers, to=seconds("on Ray", "client actors") - alone)
+    work, work_number = fit(messages, numbers, to=seconds("on Ray", "client actors") - training)
     add, add_number = fit(sums, numbers, to=seconds("on Ray", "local parameter server"))
     (ray,) = fit(messages, to=seconds("on Ray", "Ray itself"))
-    step = float(alone[0]) / WORKLOADS["W1"].steps
+    step = float(training[0]) / WORKLOADS["W1"].steps
     return Costs(round_, message, work, work_number, step, add, add_number, ray, **link)
 
 
 def _fresh(*arguments: object) -> dict[str, Any]:
     """Run a measurement of this script in a separate process."""
     command = [sys.executable, __file__, *map(str, arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads([x for x in done.stdout.splitlines() if x.startswith("{")][-1])
-    return found
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    figures: dict[str, Any] = json.loads([x for x in process.stdout.splitlines() if x.startswith("{")][-1])
+    return figures
 
 
 # -- the commands ------------------------------------------------------------------------------------------
@@ -590,17 +590,17 @@ def check(costs: Costs, nodes: Sequence[int], out: Path) -> None:
         print(f"{name}: predicted {expected:.4f} s, measured {measured} s before; error {error:+.0f} %")
     rows = []
     for count in nodes:
-        found = _fresh("nodes", count)
-        case = Case(count, 1, 480, found["block"], cores=psutil.cpu_count(logical=False) or 1, **W1)
+        timing = _fresh("nodes", count)
+        case = Case(count, 1, 480, timing["block"], cores=psutil.cpu_count(logical=False) or 1, **W1)
         expected = predict(case, costs).seconds
-        error = 100 * (expected / found["least"] - 1)
+        error = 100 * (expected / timing["least"] - 1)
         rows.append(
-            {"nodes": count, "predicted": expected, "least": found["least"], "median": found["median"]}
-            | {"error_percent": error, "load": found["load"]}
+            {"nodes": count, "predicted": expected, "least": timing["least"], "median": timing["median"]}
+            | {"error_percent": error, "load": timing["load"]}
         )
         print(
-            f"{count} nodes: predicted {expected:.3f} s, measured {found['least']:.3f} s at least, "
-            f"{found['median']:.3f} s in the median (load {found['load']:.1f}); error {error:+.0f} %"
+            f"{count} nodes: predicted {expected:.3f} s, measured {timing['least']:.3f} s at least, "
+            f"{timing['median']:.3f} s in the median (load {timing['load']:.1f}); error {error:+.0f} %"
         )
     out.mkdir(parents=True, exist_ok=True)
     (out / "check.json").write_text(json.dumps(rows, indent=1) + "\n")
@@ -676,17 +676,17 @@ def table(costs: Costs, nodes: Sequence[int] = NODES) -> list[dict[str, Any]]:
     rows = []
     for count in nodes:
         for name, case in cases(count, costs).items():
-            found = predict(case, costs)
+            prediction = predict(case, costs)
             useful = case.cohort * case.steps * (case.step or 0.0) / (count * ACTORS)
-            rest = {who: seconds for who, seconds in found.busy.items() if who != "training"}
+            rest = {who: seconds for who, seconds in prediction.busy.items() if who != "training"}
             rows.append(
                 {
                     "case": name,
                     "nodes": count,
-                    "seconds": found.seconds,
-                    "efficiency": useful / found.seconds,
+                    "seconds": prediction.seconds,
+                    "efficiency": useful / prediction.seconds,
                     "busiest": max(rest, key=lambda who: rest[who]),
-                    "busiest_share": max(rest.values()) / found.seconds,
+                    "busiest_share": max(rest.values()) / prediction.seconds,
                 }
             )
     return rows
@@ -694,12 +694,12 @@ def table(costs: Costs, nodes: Sequence[int] = NODES) -> list[dict[str, Any]]:
 
 def breaks(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
     """For each case the first row in which less than half of the round is training."""
-    found: dict[str, dict[str, Any] | None] = {}
+    first_rows: dict[str, dict[str, Any] | None] = {}
     for row in rows:
-        found.setdefault(row["case"], None)
-        if found[row["case"]] is None and row["efficiency"] < 0.5:
-            found[row["case"]] = row
-    return found
+        first_rows.setdefault(row["case"], None)
+        if first_rows[row["case"]] is None and row["efficiency"] < 0.5:
+            first_rows[row["case"]] = row
+    return first_rows
 
 
 def show(costs: Costs, gigabits: float, out: Path, nodes: Sequence[int] = NODES) -> None:
@@ -736,8 +736,8 @@ def show(costs: Costs, gigabits: float, out: Path, nodes: Sequence[int] = NODES)
     print("\n".join(lines))
     figure, axis = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
     for name in cases(1, costs):
-        mine = [row for row in rows if row["case"] == name]
-        axis.plot([r["nodes"] for r in mine], [r["seconds"] for r in mine], marker="o", label=name)
+        case_rows = [row for row in rows if row["case"] == name]
+        axis.plot([r["nodes"] for r in case_rows], [r["seconds"] for r in case_rows], marker="o", label=name)
     axis.set(xscale="log", yscale="log", xlabel="nodes", ylabel="predicted seconds a round")
     axis.set_title(f"Prediction: work grows with the nodes, {speed:.3g} Gbit/s")
     axis.legend()
@@ -771,8 +771,8 @@ def main() -> None:
     elif arguments.what == "measure":
         measure(arguments.out or COSTS)
     elif arguments.what == "profile":
-        known = json.loads(arguments.bench.read_text(encoding="utf-8"))
-        costs = costs_of_profile(known["profile"], known.get("link") or _fresh("link"))
+        bench = json.loads(arguments.bench.read_text(encoding="utf-8"))
+        costs = costs_of_profile(bench["profile"], bench.get("link") or _fresh("link"))
         (arguments.out or COSTS).write_text(json.dumps({"costs": asdict(costs)}, indent=1) + "\n")
         _say(costs)
     elif arguments.what == "check":

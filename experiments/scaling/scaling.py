@@ -63,7 +63,7 @@ def measure(settings: dict[str, Any], value: int) -> dict[str, Any]:
     from rayfl.bench.measure import PeakMemory, running
     from rayfl.bench.workloads import WORKLOADS
 
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     task = WORKLOADS[settings["workload"]]
     execution, cluster = dict(settings.get("execution", {})), None
     if settings["over"] == "clients":
@@ -89,16 +89,16 @@ def measure(settings: dict[str, Any], value: int) -> dict[str, Any]:
         running(task, Path(folder), execution) as rayfl,
     ):
         first = rayfl.round()
-        startup = time.perf_counter() - begun - first
+        startup = time.perf_counter() - start_time - first
         seconds = [rayfl.round() for _ in range(int(settings.get("rounds", 10)))]
     ray.shutdown()
     if cluster is not None:
         cluster.shutdown()
-    usual = statistics.median(seconds)
+    median = statistics.median(seconds)
     return {
         settings["over"]: value,
-        "round_seconds": usual,
-        "client_steps_per_second": task.steps / usual,
+        "round_seconds": median,
+        "client_steps_per_second": task.steps / median,
         "startup_seconds": startup,
         "memory_gb": peak.gb,
     }
@@ -143,8 +143,8 @@ def main() -> None:
     rows = []
     for value in values:
         command = [sys.executable, __file__, str(arguments.config), "--one", str(value)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        rows.append(json.loads(done.stdout.strip().splitlines()[-1]))
+        process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        rows.append(json.loads(process.stdout.strip().splitlines()[-1]))
         print(
             "  ".join(f"{k} {v:,.4g}" if isinstance(v, float) else f"{k} {v:,}" for k, v in rows[-1].items())
         )

@@ -70,18 +70,18 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if options.store is not None:
         execution = {"backend": "ray", "actors": 2}
         _start_ray(options.store)
-    checkpoints, own, cpu = [], 0, []
+    checkpoints, peak_own, cpu = [], 0, []
     with PeakMemory() as peak, running(task, folder, execution) as rayfl:
         start = _status("RssAnon")
         for number in range(1, options.rounds + 1):
             rayfl.round()
-            own = max(own, _status("RssAnon"))
+            peak_own = max(peak_own, _status("RssAnon"))
             if number % options.every == 0:
-                before, begun = _written(), time.process_time()
+                written_before, start_time = _written(), time.process_time()
                 rayfl.driver.checkpoint(rayfl.state)
-                checkpoints.append(_written() - before)
-                cpu.append(time.process_time() - begun)
-                own = max(own, _status("RssAnon"))
+                checkpoints.append(_written() - written_before)
+                cpu.append(time.process_time() - start_time)
+                peak_own = max(peak_own, _status("RssAnon"))
         states, path = rayfl.driver.servers.states, rayfl.driver.run_dir.path
         size = rayfl.driver.host.spec.n_parameters * 4
         on_disk = {
@@ -102,7 +102,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "checkpoint_mb_all": sum(checkpoints) / 1e6,
         "disk_mb": sum(on_disk.values()) / 1e6,
         "start_own_memory_mb": start / 1e6,
-        "peak_own_memory_mb": own / 1e6,
+        "peak_own_memory_mb": peak_own / 1e6,
         "peak_memory_all_mb": peak.gb * 1e3,
         "peak_memory_with_files_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
     }

@@ -69,11 +69,11 @@ def open_run(path: Path) -> tuple[Config, Checkpoint, ModelSpec, Federation]:
     config = RunDirectory.open(path).config
     if not isinstance(config.local, SubFedAvg):
         raise ConfigError(str(path), f"its local objective is {config.local.name}", "a run of sub_fedavg")
-    found = checkpoints(path / "checkpoints")
-    if not found:
+    paths = checkpoints(path / "checkpoints")
+    if not paths:
         raise ConfigError(str(path), "holds no checkpoint", "let it finish")
     stages, host = build(config)
-    return config, Checkpoint.load(found[-1]), host.spec, stages[-1].federation
+    return config, Checkpoint.load(paths[-1]), host.spec, stages[-1].federation
 
 
 def network(
@@ -84,11 +84,11 @@ def network(
     Raises:
         ConfigError: if the client never took part.
     """
-    at = np.flatnonzero(saved.state_clients == client)
-    if not len(at):
-        some = ", ".join(map(str, saved.state_clients[:10]))
-        raise ConfigError("--client", f"client {client} never took part", f"some that did: {some}")
-    state = torch.from_numpy(saved.state_rows[at[0]])
+    positions = np.flatnonzero(saved.state_clients == client)
+    if not len(positions):
+        examples = ", ".join(map(str, saved.state_clients[:10]))
+        raise ConfigError("--client", f"client {client} never took part", f"some that did: {examples}")
+    state = torch.from_numpy(saved.state_rows[positions[0]])
     mask = state[: spec.P].numpy() > 0
     model = torch.from_numpy(saved.models[saved.state.assignment[client]])
     vector = config.local.client_model(model, state, spec).numpy()
@@ -103,8 +103,10 @@ def network(
     nonzero = int(mask[: spec.n_parameters].sum())
     server = spec.build()
     spec.load(server, model * torch.from_numpy(mask))
-    right = accuracy(server, *tests(federation, client))
-    return Network(client, module, dense, parameters, nonzero, conv_flops(module, spec.shape), right)
+    server_accuracy = accuracy(server, *tests(federation, client))
+    return Network(
+        client, module, dense, parameters, nonzero, conv_flops(module, spec.shape), server_accuracy
+    )
 
 
 def tests(federation: Federation, client: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,10 +133,10 @@ def seconds(modules: Sequence[nn.Module], x: torch.Tensor, repeats: int = 200) -
     """
     times = np.empty((repeats, len(modules)))
     with torch.inference_mode():
-        for at in np.ndindex(times.shape):
+        for index in np.ndindex(times.shape):
             begun = time.perf_counter()
-            modules[at[1]].eval()(x)
-            times[at] = time.perf_counter() - begun
+            modules[index[1]].eval()(x)
+            times[index] = time.perf_counter() - begun
     return [float(least) for least in times.min(axis=0)]
 
 
@@ -142,23 +144,23 @@ def work(given: argparse.Namespace) -> None:
     """Write the smaller network, check it against the masked one, and time both."""
     torch.set_num_threads(1)
     config, saved, spec, federation = open_run(given.run)
-    found = network(config, saved, spec, federation, given.client)
+    pruned = network(config, saved, spec, federation, given.client)
     x, y = tests(federation, given.client)
     with torch.inference_mode():
-        masked, small = found.dense.eval()(x), found.module.eval()(x)
-    whole = sum(p.numel() for p in found.dense.parameters())
-    flops = conv_flops(found.dense, spec.shape)
-    print(f"parameters       {whole:>10,} -> {found.parameters:,} ({found.nonzero:,} of them not zero)")
-    print(f"conv operations  {flops:>10,} -> {found.flops:,} ({flops / found.flops:.2f} times fewer)")
+        masked, small = pruned.dense.eval()(x), pruned.module.eval()(x)
+    full = sum(p.numel() for p in pruned.dense.parameters())
+    flops = conv_flops(pruned.dense, spec.shape)
+    print(f"parameters       {full:>10,} -> {pruned.parameters:,} ({pruned.nonzero:,} of them not zero)")
+    print(f"conv operations  {flops:>10,} -> {pruned.flops:,} ({flops / pruned.flops:.2f} times fewer)")
     print(f"largest difference of the outputs {float((masked - small).abs().max()):.1e}")
-    print(f"accuracy on its {len(y)} test samples {accuracy(found.module, x, y):.2f} %")
+    print(f"accuracy on its {len(y)} test samples {accuracy(pruned.module, x, y):.2f} %")
     for batch in (1, 100):
-        before, after = seconds([found.dense, found.module], x[:batch])
+        before, after = seconds([pruned.dense, pruned.module], x[:batch])
         print(
             f"batch of {batch:<3}     {1e3 * before:.3f} -> {1e3 * after:.3f} ms ({before / after:.2f} times)"
         )
     if given.file is not None:
-        tensors = {name: t.contiguous() for name, t in found.module.state_dict().items()}
+        tensors = {name: t.contiguous() for name, t in pruned.module.state_dict().items()}
         save_file(tensors, given.file)
         print(f"{given.file}: {given.file.stat().st_size:,} bytes")
 

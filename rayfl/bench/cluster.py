@@ -44,8 +44,8 @@ def planted(
     """
     rng = np.random.default_rng(seed)
     common = _orthonormal(rng.standard_normal((FEATURES, VECTORS)))
-    own = _orthonormal(rng.standard_normal((CLUSTERS, FEATURES, VECTORS)))
-    bases = _orthonormal(common + SPREAD * own)
+    directions = _orthonormal(rng.standard_normal((CLUSTERS, FEATURES, VECTORS)))
+    bases = _orthonormal(common + SPREAD * directions)
     share = np.arange(1, CLUSTERS + 1) / (CLUSTERS * (CLUSTERS + 1) / 2)
     truth = rng.permutation(np.searchsorted(np.cumsum(share), (np.arange(clients) + 0.5) / clients))
     signatures: list[NDArray[np.float32]] = []
@@ -63,7 +63,7 @@ def double_loop(signatures: Sequence[NDArray[np.float32]], pairs: int = 3000) ->
     """
     clients = len(signatures)
     done = 0
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     for i in range(clients):
         for j in range(i + 1, clients):
             cosines = np.linalg.svd(signatures[i].T @ signatures[j], compute_uv=False)
@@ -73,7 +73,7 @@ def double_loop(signatures: Sequence[NDArray[np.float32]], pairs: int = 3000) ->
                 break
         if done == pairs:
             break
-    return (time.perf_counter() - begun) / max(done, 1) * (clients * (clients - 1) / 2)
+    return (time.perf_counter() - start_time) / max(done, 1) * (clients * (clients - 1) / 2)
 
 
 def run(
@@ -132,8 +132,8 @@ def measure_beside(clients: int) -> dict[str, Any]:
     staged = Clustering(exact_up_to=2 * clients // SHARE)
     row = _row(clients, cluster_signatures(staged, signatures, groups=truth), loop)
     exact = cluster_signatures(Clustering(exact_up_to=clients), signatures)
-    found = cluster_signatures(staged, signatures)
-    return {**row, "agreement": adjusted_rand_index(found.labels, exact.labels)}
+    sampled = cluster_signatures(staged, signatures)
+    return {**row, "agreement": adjusted_rand_index(sampled.labels, exact.labels)}
 
 
 def _row(clients: int, clusters: Clusters, loop: float) -> dict[str, Any]:

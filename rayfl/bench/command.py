@@ -64,11 +64,11 @@ def bench(
     """
     _check(device, tasks)
     reduced = _precision(precision, tasks)
-    own = _own(tasks)
-    if own and device == "cpu":
-        own.refuse_gpu()
-    usual = [*WORKLOADS, "networks"] if device == "cuda" else list(WORKLOADS)
-    chosen = [] if own else list(tasks) or usual
+    own_task = _own(tasks)
+    if own_task and device == "cpu":
+        own_task.refuse_gpu()
+    default_tasks = [*WORKLOADS, "networks"] if device == "cuda" else list(WORKLOADS)
+    chosen = [] if own_task else list(tasks) or default_tasks
     settle()  # in a run the driver's actor does the same; here the driver is in this process
     result: dict[str, Any] = {"machine": machine(), "versions": versions(), "device": device}
     saved = SavedFigures(out, rounds, result)
@@ -82,14 +82,14 @@ def bench(
         console.print(
             _table("rayfl against a plain PyTorch loop in two processes", result["workloads"], _SPEED)
         )
-    if own:
-        row = measure.measure(own, rounds, {}, say, device)
+    if own_task:
+        row = measure.measure(own_task, rounds, {}, say, device)
         if device == "cpu":
             say("start-up of both, in processes of their own")
-            row.update(startup.own_first_rounds(own, own.config(Path()).execution.backend))
+            row.update(startup.own_first_rounds(own_task, own_task.config(Path()).execution.backend))
         result["own"] = [row]
         console.print(
-            _table(f"{own.name} ({own.about}), against FedAvg in a plain PyTorch loop", [row], _OWN)
+            _table(f"{own_task.name} ({own_task.about}), against FedAvg in a plain PyTorch loop", [row], _OWN)
         )
     parts: dict[str, tuple[str, Callable[[], list[dict[str, Any]]], dict[str, str]]] = {
         "commands": ("CPU seconds of commands that compute nothing", startup.commands, {}),
@@ -144,10 +144,10 @@ def _check(device: str, tasks: Sequence[str]) -> None:
         raise ConfigError("--device", f"got {device!r}", "cpu or cuda")
     if device == "cpu":
         return
-    others = [name for name in tasks if name in TASKS and name not in (*WORKLOADS, "networks")]
-    if others:
+    cpu_only = [name for name in tasks if name in TASKS and name not in (*WORKLOADS, "networks")]
+    if cpu_only:
         raise ConfigError(
-            "--device", f"{others[0]} is measured on the CPU", "--device=cuda W1 W2 W3 networks"
+            "--device", f"{cpu_only[0]} is measured on the CPU", "--device=cuda W1 W2 W3 networks"
         )
     import torch
 
@@ -178,21 +178,21 @@ def _own(tasks: Sequence[str]) -> OwnWorkload | None:
         ConfigError: if a name is neither a config nor a benchmark, or if both are named.
         DataError: if the config's data are missing.
     """
-    others = [name for name in tasks if name not in TASKS]
-    if not others:
+    arguments = [name for name in tasks if name not in TASKS]
+    if not arguments:
         return None
-    given, overrides = others[0], others[1:]
-    if "=" in given:
-        raise ConfigError("bench", f"{given} needs a config to change", "rayfl bench config.yaml " + given)
-    if given not in presets() and not Path(given).is_file():
+    config, overrides = arguments[0], arguments[1:]
+    if "=" in config:
+        raise ConfigError("bench", f"{config} needs a config to change", "rayfl bench config.yaml " + config)
+    if config not in presets() and not Path(config).is_file():
         raise ConfigError(
-            "bench", f"no such benchmark {given!r}, nor a preset or file", nearest(given, TASKS)
+            "bench", f"no such benchmark {config!r}, nor a preset or file", nearest(config, TASKS)
         )
-    if len(others) < len(tasks):
+    if len(arguments) < len(tasks):
         raise ConfigError(
-            "bench", "a config and benchmarks cannot be measured together", "rayfl bench " + given
+            "bench", "a config and benchmarks cannot be measured together", "rayfl bench " + config
         )
-    return OwnWorkload.of(given, overrides)
+    return OwnWorkload.of(config, overrides)
 
 
 _STARTUP = ("commands", "imports", "steps")

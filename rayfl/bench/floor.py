@@ -37,7 +37,7 @@ def peak(tries: int = 9, device: torch.device = torch.device("cpu")) -> float:  
             torch.randn(*shape, generator=draw).to(device)
             for shape in ((side, side), (side, side), (32, channels, 16, 16), (channels, channels, 3, 3))
         )
-        found = []
+        speeds = []
         for _ in range(tries):
             for work, needed in (
                 (partial(torch.mm, a, b), 2 * side**3),
@@ -45,14 +45,14 @@ def peak(tries: int = 9, device: torch.device = torch.device("cpu")) -> float:  
             ):
                 work()
                 wait(device)
-                begun = clock()
+                start_time = clock()
                 for _ in range(4):
                     work()
                 wait(device)
-                found.append(4 * needed / (clock() - begun))
+                speeds.append(4 * needed / (clock() - start_time))
     finally:
         torch.set_num_threads(threads)
-    return max(found)
+    return max(speeds)
 
 
 def wait(device: torch.device) -> None:

@@ -52,11 +52,11 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any]) -> dict[str
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
         plain = NaiveFedAvg(task, 1 if execution["backend"] == "inline" else 2)
         try:
-            theirs = [plain.round() for _ in range(WARM_UP + rounds)][WARM_UP:]
+            plain_seconds = [plain.round() for _ in range(WARM_UP + rounds)][WARM_UP:]
         finally:
             plain.close()
         with running(task, Path(folder), execution) as rayfl:
-            ours = [rayfl.round() for _ in range(WARM_UP + rounds)][WARM_UP:]
+            rayfl_seconds = [rayfl.round() for _ in range(WARM_UP + rounds)][WARM_UP:]
             memory, ledger = by_process(), rayfl.driver.records.ledger
             parameters = rayfl.driver.host.spec.P
     traffic = {
@@ -67,9 +67,9 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any]) -> dict[str
     return {
         "parameters": parameters,
         "cohort": task.cohort,
-        "plain_seconds": statistics.median(theirs),
-        "rayfl_seconds": statistics.median(ours),
-        "ratio": statistics.median(theirs) / statistics.median(ours),  # times faster
+        "plain_seconds": statistics.median(plain_seconds),
+        "rayfl_seconds": statistics.median(rayfl_seconds),
+        "ratio": statistics.median(plain_seconds) / statistics.median(rayfl_seconds),  # times faster
         "bytes": {link: count for link, count in traffic.items() if count},
         "gb": memory,
     }
@@ -78,7 +78,7 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any]) -> dict[str
 def by_process() -> dict[str, list[float]]:
     """Memory in GB of this process and of Ray's processes below it: private pages, shared pages (of the
     object store), and the peak of both together."""
-    found: dict[str, list[float]] = {}
+    gigabytes: dict[str, list[float]] = {}
     me = psutil.Process()
     for process in [me, *me.children(recursive=True)]:
         try:
@@ -88,12 +88,12 @@ def by_process() -> dict[str, list[float]]:
             continue
         who = "driver" if process == me else line.split()[0].split("/")[-1]
         if who == "driver" or who.startswith("ray::") or "raylet" in who:
-            found.setdefault(who, []).append(round(full.uss / 1e9, 2))
-            found.setdefault(f"{who}, shared", []).append(round((full.rss - full.uss) / 1e9, 2))
-            found.setdefault(f"{who}, most", []).append(
+            gigabytes.setdefault(who, []).append(round(full.uss / 1e9, 2))
+            gigabytes.setdefault(f"{who}, shared", []).append(round((full.rss - full.uss) / 1e9, 2))
+            gigabytes.setdefault(f"{who}, most", []).append(
                 round(int(status[status.index("VmHWM:") + 1]) / 1e6, 2)
             )
-    return found
+    return gigabytes
 
 
 def main() -> None:

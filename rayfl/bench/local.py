@@ -57,7 +57,7 @@ def run(
         cores = os.cpu_count() or 1
         execution = {"actors": cores, "cpus_per_actor": 1 / len(VARIANTS)}
     seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    busy: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rayfl-bench-")))
         drivers = {
@@ -68,29 +68,29 @@ def run(
         }
         for number in range(WARM_UP + rounds):
             for name, driver in drivers.items():
-                before = tree_cpu()
-                one = driver.round()
+                cpu_before = tree_cpu()
+                duration = driver.round()
                 if number >= WARM_UP:
-                    seconds[name].append(one)
-                    busy[name].append(tree_cpu() - before)
+                    seconds[name].append(duration)
+                    cpu_seconds[name].append(tree_cpu() - cpu_before)
             if number >= WARM_UP:
-                turn = ", ".join(f"{name} {taken[-1]:.3f}" for name, taken in seconds.items())
+                turn = ", ".join(f"{name} {durations[-1]:.3f}" for name, durations in seconds.items())
                 say(f"{workload.name} {number + 1 - WARM_UP}/{rounds}: {turn} s")
     rows = []
-    for name, taken in seconds.items():
-        ratios, cpu = _ratios(seconds, name), _ratios(busy, name)
+    for name, durations in seconds.items():
+        ratios, cpu_ratios = _ratios(seconds, name), _ratios(cpu_seconds, name)
         rows.append(
             {
                 "workload": workload.name,
                 "variant": name,
                 "rounds": rounds,
-                "seconds": statistics.median(taken),
+                "seconds": statistics.median(durations),
                 "ratio": statistics.median(ratios),
                 "least": min(ratios),
                 "most": max(ratios),
-                "steps_per_second": workload.steps / statistics.median(taken),
-                "cpu_seconds": statistics.median(busy[name]),
-                "cpu_ratio": statistics.median(cpu),
+                "steps_per_second": workload.steps / statistics.median(durations),
+                "cpu_seconds": statistics.median(cpu_seconds[name]),
+                "cpu_ratio": statistics.median(cpu_ratios),
             }
         )
     return rows

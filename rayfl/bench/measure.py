@@ -184,34 +184,36 @@ def measure(
             with running(workload, Path(folder), {**execution, **_ON[device]}) as rayfl:
                 naive.round(), rayfl.round()
                 turn = range(max(1, round(_TURN / naive.round())))
-                pairs, used = [], []
+                pairs, utilisation = [], []
                 for number in range(rounds):
-                    theirs = statistics.fmean(naive.round() for _ in turn)
-                    ours, busy = 0.0, 0.0
+                    plain_s = statistics.fmean(naive.round() for _ in turn)
+                    rayfl_s, busy_seconds = 0.0, 0.0
                     for _ in turn:
-                        ours += rayfl.round() / len(turn)
-                        busy += sum(rayfl.worker_seconds.values()) / len(turn)
-                    pairs.append((theirs, ours))
-                    used.append(busy / (rayfl.driver.backend.actors * ours))
-                    say(f"{workload.name} {number + 1}/{rounds}: plain {theirs:.3f} s, rayfl {ours:.3f} s")
+                        rayfl_s += rayfl.round() / len(turn)
+                        busy_seconds += sum(rayfl.worker_seconds.values()) / len(turn)
+                    pairs.append((plain_s, rayfl_s))
+                    utilisation.append(busy_seconds / (rayfl.driver.backend.actors * rayfl_s))
+                    say(
+                        f"{workload.name} {number + 1}/{rounds}: plain {plain_s:.3f} s, rayfl {rayfl_s:.3f} s"
+                    )
                 with PeakMemory() as peak:  # not while rounds are timed: sampling takes a quarter of a core
                     for _ in range(4 * len(turn)):
                         rayfl.round()
         finally:
             naive.close()
-    theirs, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+    plain_s, rayfl_s = (statistics.median(column) for column in zip(*pairs, strict=True))
     return {
         "workload": workload.name,
         "about": workload.about,
         "rounds": rounds,
         "client_steps_a_round": workload.steps,
-        "plain_seconds": theirs,
-        "rayfl_seconds": ours,
-        "plain_steps_per_second": workload.steps / theirs,
-        "rayfl_steps_per_second": workload.steps / ours,
+        "plain_seconds": plain_s,
+        "rayfl_seconds": rayfl_s,
+        "plain_steps_per_second": workload.steps / plain_s,
+        "rayfl_steps_per_second": workload.steps / rayfl_s,
         "ratio": statistics.median(t / o for t, o in pairs),
         "ratios": [t / o for t, o in pairs],
-        "utilisation": statistics.median(used),
+        "utilisation": statistics.median(utilisation),
         "memory_gb": peak.gb - base,
         "plain_memory_gb": base,
         "engine": rayfl.driver.host.engine,

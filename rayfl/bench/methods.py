@@ -98,16 +98,18 @@ def run(
         rows.get(row["method"], {}).update(row)
     first, *_ = methods
     for workload in workloads:
-        left = {name: each for name, each in methods.items() if f"{workload.name}_each" not in rows[name]}
-        if not left:
+        remaining = {
+            name: each for name, each in methods.items() if f"{workload.name}_each" not in rows[name]
+        }
+        if not remaining:
             continue
         with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
-            for name, own, base in _pairs(workload, Path(folder), rounds, (methods[first], left)):
-                found = _figures(own, base)
-                rows[name].update({f"{workload.name}_{figure}": value for figure, value in found.items()})
+            for name, turns, base in _pairs(workload, Path(folder), rounds, (methods[first], remaining)):
+                costs = _figures(turns, base)
+                rows[name].update({f"{workload.name}_{figure}": value for figure, value in costs.items()})
                 say(
-                    f"{workload.name} {name}: {found['ms']:.0f} ms of CPU time, {found['times']:.2f} x FedAvg"
-                    f", {found['each']:.2f} x per client ({found['clients']})"
+                    f"{workload.name} {name}: {costs['ms']:.0f} ms of CPU time, {costs['times']:.2f} x FedAvg"
+                    f", {costs['each']:.2f} x per client ({costs['clients']})"
                 )
                 saved.keep(list(rows.values()))
     return list(rows.values())
@@ -162,9 +164,9 @@ def _pairs(
                     continue
                 _warm_up(base, workload.clients)
                 _warm_up(method, workload.clients)
-                taken = [(_turn(method), _turn(base)) for _ in range(rounds)]
-            own, other = zip(*taken, strict=True)
-            yield name, own, other
+                pairs = [(_turn(method), _turn(base)) for _ in range(rounds)]
+            turns, base_turns = zip(*pairs, strict=True)
+            yield name, turns, base_turns
 
 
 def _warm_up(rayfl: Rayfl, clients: int) -> None:

@@ -102,10 +102,10 @@ class NaiveFedAvg:
         context = mp.get_context("spawn")
         self._pipes, self._processes = [], []
         for _ in range(processes):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(plain, theirs, device), daemon=True)
+            our_end, worker_end = context.Pipe()
+            process = context.Process(target=_work, args=(plain, worker_end, device), daemon=True)
             process.start()
-            self._pipes.append(ours)
+            self._pipes.append(our_end)
             self._processes.append(process)
         torch.manual_seed(0)
         self.state: State = plain.network().state_dict()
@@ -114,7 +114,7 @@ class NaiveFedAvg:
 
     def round(self) -> float:
         """Run one round; returns its seconds."""
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         cohort = torch.randperm(self.plain.clients)[: self.plain.cohort].tolist()
         for k, pipe in enumerate(self._pipes):
             pipe.send((self.state, cohort[k :: len(self._pipes)]))
@@ -123,7 +123,7 @@ class NaiveFedAvg:
             name: (sum(total[name] for total in totals) / sum(samples)).to(value.dtype)
             for name, value in self.state.items()
         }
-        return time.perf_counter() - begun
+        return time.perf_counter() - start_time
 
     def close(self) -> None:
         """Stop the processes."""

@@ -207,8 +207,8 @@ class Case:
 
 
 def _model(name: str, **settings: Any) -> Model:
-    found: Model = MODELS[name].model_validate(settings)
-    return found
+    model: Model = MODELS[name].model_validate(settings)
+    return model
 
 
 def _own(target: str) -> Model:
@@ -265,13 +265,13 @@ def run(
     torch.set_num_threads(1)
     keep_freed()  # as the client actors do
     try:
-        where = open_device(device)
-        top = floor.peak(device=where)
-        what = "one core" if where.type == "cpu" else "the device"
+        torch_device = open_device(device)
+        top = floor.peak(device=torch_device)
+        what = "one core" if torch_device.type == "cpu" else "the device"
         say(f"large products and convolutions reach {top / 1e9:,.0f} billion operations a second on {what}")
         for case in CASES:
             if case.network not in rows:
-                rows[case.network] = measure(case, rounds, top, say, where, precision)
+                rows[case.network] = measure(case, rounds, top, say, torch_device, precision)
                 saved.keep(list(rows.values()))
         return [rows[case.network] for case in CASES]
     finally:
@@ -298,29 +298,29 @@ def measure(
         reduced, _ = choose_engine(spec, precision=precision)
         engines["reduced"], reduced_opened = open_engine(reduced, spec, batches, 0, precision=precision)
         reduced = reduced if device.type == "cpu" else reduced_opened
-    seconds: dict[str, list[float]] = {each: [] for each in engines}
+    seconds: dict[str, list[float]] = {label: [] for label in engines}
     for number in range(rounds + 1):  # the first warms up
-        for each, engine in engines.items():
+        for label, engine in engines.items():
             took = _round(engine, case, number)
             if number:
-                seconds[each].append(took)
+                seconds[label].append(took)
         if number:
             also = f"{reduced} in {precision} {seconds['reduced'][-1]:.3f}, " if reduced else ""
             say(f"{case.network} {number}/{rounds}: loop {seconds['loop'][-1]:.3f}, "
                 f"{also}{name} {seconds['own'][-1]:.3f} s")  # fmt: skip
     size = min(case.batch_size, case.samples)
-    needed = floor.operations(spec, data, size) * case.clients * case.epochs * case.samples / size
-    own = statistics.median(seconds["own"])
+    operations = floor.operations(spec, data, size) * case.clients * case.epochs * case.samples / size
+    own_seconds = statistics.median(seconds["own"])
     row = {
         "network": case.network,
         "parameters": spec.n_parameters,
         "engine": name if device.type == "cpu" else opened,
         "loop_seconds": statistics.median(seconds["loop"]),
-        "seconds": own,
+        "seconds": own_seconds,
         "ratio": _ratio(seconds["loop"], seconds["own"]),
-        "gflop": needed / 1e9,
-        "floor_seconds": needed / top,
-        "times_floor": own * top / needed,
+        "gflop": operations / 1e9,
+        "floor_seconds": operations / top,
+        "times_floor": own_seconds * top / operations,
     }
     if reduced:
         row["reduced_engine"], row["reduced_seconds"] = reduced, statistics.median(seconds["reduced"])
@@ -341,9 +341,9 @@ def _round(engine: Engine, case: Case, number: int) -> float:
     start = torch.from_numpy(engine.spec.initial()).to(device).expand(case.clients, -1)
     work = LocalWork(case.epochs, case.batch_size, 0.01, momentum=case.momentum)
     floor.wait(device)
-    before = clock()
+    start_time = clock()
     failures = engine.train(work, number, range(case.clients), indices, start).failures
     if failures:
         raise RuntimeError(next(iter(failures.values())))
     floor.wait(device)
-    return clock() - before
+    return clock() - start_time

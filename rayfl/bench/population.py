@@ -69,9 +69,9 @@ def run(rounds: int = 20) -> list[dict[str, Any]]:
     for clients, cohort, every in CASES:
         options = ["--cohort", cohort, "--every", every, "--rounds", rounds]
         command = [sys.executable, "-m", "rayfl.bench.population", clients, *options]
-        done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
+        process = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
         # Ray may print messages before the JSON
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        lines = [line for line in process.stdout.splitlines() if line.startswith("{")]
         rows.append(json.loads(lines[-1]))
     return rows
 
@@ -86,24 +86,24 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any], folder: Pat
         the process tree in GB during one more round and while everything is written.
     """
     task.config(folder)
-    begun = time.process_time()
+    start_time = time.process_time()
     with running(task, folder, execution) as rayfl:
         rayfl.round()
-        start = time.process_time() - begun
-        before, planned, seconds = _cpu(rayfl), _planning[0], []
+        start = time.process_time() - start_time
+        cpu_before, planned, seconds = _cpu(rayfl), _planning[0], []
         for _ in range(rounds):
             seconds.append(rayfl.round())
-        after, planned = _cpu(rayfl), _planning[0] - planned
+        cpu_after, planned = _cpu(rayfl), _planning[0] - planned
         # Not while rounds are timed: sampling the memory takes CPU time of this process
         with PeakMemory() as peak:
             rayfl.round()
-            begun = time.process_time()
+            start_time = time.process_time()
             rayfl.driver.checkpoint(rayfl.state)
-            saving = time.process_time() - begun
-            begun = time.process_time()
+            saving = time.process_time() - start_time
+            start_time = time.process_time()
             rayfl.driver.records.write_tables(rayfl.state)
-            tables = time.process_time() - begun
-    used = {who: (after[who] - before[who]) / rounds for who in after}
+            tables = time.process_time() - start_time
+    cpu_seconds = {who: (cpu_after[who] - cpu_before[who]) / rounds for who in cpu_after}
     return {
         "clients": task.clients,
         "cohort": task.cohort,
@@ -112,9 +112,9 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any], folder: Pat
         "start_cpu": start,
         "checkpoint_cpu": saving,
         "tables_cpu": tables,
-        **{f"{who}_cpu": value for who, value in used.items()},
-        "driver_percent": 100 * used["driver"] / sum(used.values()),
-        "test_plans_percent": 100 * planned / rounds / sum(used.values()),
+        **{f"{who}_cpu": value for who, value in cpu_seconds.items()},
+        "driver_percent": 100 * cpu_seconds["driver"] / sum(cpu_seconds.values()),
+        "test_plans_percent": 100 * planned / rounds / sum(cpu_seconds.values()),
         "round_seconds": statistics.median(seconds),
         "memory_gb": peak.gb,
     }
@@ -173,9 +173,9 @@ def main() -> None:
     task = workload(options.clients, options.cohort, options.every, options.tests)
     task = replace(task, samples=options.samples, sharded=options.sharded)
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
-        where = options.folder or Path(folder)
+        data_folder = options.folder or Path(folder)
         execution = {"backend": options.backend, "block_size": options.block_size, "fan_in": options.fan_in}
-        print(json.dumps(measured(task, options.rounds, execution, where)))
+        print(json.dumps(measured(task, options.rounds, execution, data_folder)))
 
 
 if __name__ == "__main__":

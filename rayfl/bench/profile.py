@@ -63,7 +63,7 @@ def stages() -> dict[str, Places]:
 def _below(kind: type) -> list[type]:
     """All subclasses."""
     direct: list[type] = kind.__subclasses__()
-    return [found for one in direct for found in (one, *_below(one))]
+    return [descendant for child in direct for descendant in (child, *_below(child))]
 
 
 class Stopwatch:
@@ -103,25 +103,25 @@ class Stopwatch:
     @contextmanager
     def watching(self, places: Mapping[str, Places]) -> Iterator[None]:
         """Context manager that times these methods."""
-        before = [
+        originals = [
             (kind, name, kind.__dict__[name])
-            for found in places.values()
-            for kind, name in found
+            for members in places.values()
+            for kind, name in members
             if name in kind.__dict__
         ]
-        stage_of = {(kind, name): stage for stage, found in places.items() for kind, name in found}
+        stage_of = {(kind, name): stage for stage, members in places.items() for kind, name in members}
         try:
-            for kind, name, function in before:
+            for kind, name, function in originals:
                 setattr(kind, name, self.timed(stage_of[kind, name], function))
             yield
         finally:
-            for kind, name, function in before:
+            for kind, name, function in originals:
                 setattr(kind, name, function)
 
 
 def by_stage(workload: Workload, rounds: int) -> dict[str, float]:
     """Median milliseconds of a round by stage, with everything in one process and one thread."""
-    found: dict[str, list[float]] = {stage: [] for stage in stages()}
+    milliseconds: dict[str, list[float]] = {stage: [] for stage in stages()}
     with (
         tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder,
         running(workload, Path(folder), {"backend": "inline"}) as rayfl,
@@ -133,9 +133,9 @@ def by_stage(workload: Workload, rounds: int) -> dict[str, float]:
             for _ in range(rounds):
                 watch.seconds.clear()
                 rayfl.round()
-                for stage, values in found.items():
+                for stage, values in milliseconds.items():
                     values.append(1000 * watch.seconds[stage])
-    return {stage: statistics.median(values) for stage, values in found.items()}
+    return {stage: statistics.median(values) for stage, values in milliseconds.items()}
 
 
 def by_process(workload: Workload, rounds: int) -> dict[str, float]:
@@ -147,12 +147,12 @@ def by_process(workload: Workload, rounds: int) -> dict[str, float]:
         for _ in range(_WARM):
             rayfl.round()
         actors = set(rayfl.driver.backend.pids())
-        before, begun = by_process_now(actors), time.perf_counter()
+        cpu_before, start_time = by_process_now(actors), time.perf_counter()
         for _ in range(rounds):
             rayfl.round()
-        seconds, after = time.perf_counter() - begun, by_process_now(actors)
-    used = {who: 1000 * (after[who] - before[who]) / rounds for who in after}
-    return {**used, "all": sum(used.values()), "a round": 1000 * seconds / rounds}
+        seconds, cpu_after = time.perf_counter() - start_time, by_process_now(actors)
+    milliseconds = {who: 1000 * (cpu_after[who] - cpu_before[who]) / rounds for who in cpu_after}
+    return {**milliseconds, "all": sum(milliseconds.values()), "a round": 1000 * seconds / rounds}
 
 
 def by_process_now(actors: set[int]) -> dict[str, float]:
@@ -183,10 +183,10 @@ def run(rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     for workload in WORKLOADS.values():
         # Short rounds are repeated, so that every workload is measured for about as long.
         for where, measure in (("one process", by_stage), ("on Ray", by_process)):
-            found = measure(workload, rounds * max(1, 12_000 // workload.steps))
+            figures = measure(workload, rounds * max(1, 12_000 // workload.steps))
             if where == "one process":
-                found["all"] = sum(found.values())
-            for what, milliseconds in found.items():
+                figures["all"] = sum(figures.values())
+            for what, milliseconds in figures.items():
                 row = rows.setdefault((where, what), {"where": where, "what": what})
                 row[workload.name] = milliseconds
         say(f"{workload.name} profiled")

@@ -38,30 +38,30 @@ def measured(blocks: int, parameters: int, fan_in: int) -> dict[str, Any]:
         parameters of the new model differ from those obtained by adding all sums at once.
     """
     parts = list(_sums(blocks, parameters))
-    found, spent = parts, [0.0]
+    sums, group_seconds = parts, [0.0]
     if fan_in:
-        found = []
+        sums = []
         for first in range(0, blocks, fan_in):
-            begun = time.process_time()
-            found.append(added(parts[first : first + fan_in]))
-            spent.append(time.process_time() - begun)
+            start_time = time.process_time()
+            sums.append(added(parts[first : first + fan_in]))
+            group_seconds.append(time.process_time() - start_time)
     job, model = ReduceJob(0, ((0, parameters),), ()), np.zeros(parameters, np.float32)
 
     def reduce(some: list[Partial]) -> Any:
         objects: dict[Key, Any] = {MODEL: model, **{("sum", place): p for place, p in enumerate(some)}}
         return LocalServer().reduce(job, objects).objects[MODEL]
 
-    begun = time.process_time()
-    new = reduce(found)
-    seconds = time.process_time() - begun
+    start_time = time.process_time()
+    new = reduce(sums)
+    seconds = time.process_time() - start_time
     return {
         "blocks": blocks,
         "parameters": parameters,
         "fan_in": fan_in,
-        "sums": len(found),
-        "megabytes": 8e-6 * parameters * len(found),
+        "sums": len(sums),
+        "megabytes": 8e-6 * parameters * len(sums),
         "lps_cpu": seconds,
-        "actor_cpu": max(spent),
+        "actor_cpu": max(group_seconds),
         "numbers_that_differ": int((new != reduce(parts)).sum()),
     }
 

@@ -47,9 +47,9 @@ class SavedFigures:
     def __post_init__(self) -> None:
         if self.path is not None and self.path.is_file():
             try:
-                found = json.loads(self.path.read_text())
-                if found.get("unfinished") == self.rounds and self._same(found):
-                    self._known = found
+                saved = json.loads(self.path.read_text())
+                if saved.get("unfinished") == self.rounds and self._same(saved):
+                    self._known = saved
             except (ValueError, AttributeError, TypeError):  # another file, or half of one
                 pass
 
@@ -67,8 +67,8 @@ class SavedFigures:
         self._write(self.result)
 
     def _same(self, found: Mapping[str, Any]) -> bool:
-        ours, theirs = self.result["machine"], found.get("machine", {})
-        same = all(ours.get(part) == theirs.get(part) for part in _MACHINE)
+        machine, saved_machine = self.result["machine"], found.get("machine", {})
+        same = all(machine.get(part) == saved_machine.get(part) for part in _MACHINE)
         return same and all(found.get(part) == self.result[part] for part in ("versions", "device"))
 
     def _write(self, figures: Mapping[str, Any]) -> None:

@@ -84,7 +84,7 @@ def _cpu(arguments: Sequence[str], tries: int) -> float:
 
     The first try is not counted: it compiles the modules to bytecode, as pip does when it installs them.
     """
-    used = []
+    cpu_seconds = []
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as bytecode:
         environment = {**os.environ, "PYTHONPYCACHEPREFIX": bytecode}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -92,8 +92,8 @@ def _cpu(arguments: Sequence[str], tries: int) -> float:
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run([sys.executable, *arguments], capture_output=True, check=False, env=environment)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return statistics.median(used[1:])
+            cpu_seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return statistics.median(cpu_seconds[1:])
 
 
 def own_first_rounds(workload: OwnWorkload, backend: str) -> dict[str, float]:
@@ -117,17 +117,17 @@ def _elsewhere(
     what = workload.name if isinstance(workload, Workload) else json.dumps(asdict(workload))
     command = [sys.executable, "-m", "rayfl.bench.startup", side, what, str(time.time())]
     env = {**os.environ, **(environment or {})}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    process = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    step_seconds: dict[str, float] = json.loads(process.stdout.strip().splitlines()[-1])
+    return step_seconds
 
 
 def _here(side: str, workload: Measured, begun: float) -> dict[str, float]:
     """The seconds of each step since ``begun``; for the first round, its time minus that of the second."""
-    found: dict[str, float] = {}
+    step_seconds: dict[str, float] = {}
 
     def mark(step: str) -> None:
-        found[step] = time.time() - begun - sum(found.values())
+        step_seconds[step] = time.time() - begun - sum(step_seconds.values())
 
     mark("imports")
     if side == "plain":
@@ -147,8 +147,8 @@ def _here(side: str, workload: Measured, begun: float) -> dict[str, float]:
             mark("first round")
             rayfl.round()
             mark("second round")
-    found["first round"] -= found.pop("second round")
-    return found
+    step_seconds["first round"] -= step_seconds.pop("second round")
+    return step_seconds
 
 
 if __name__ == "__main__":

@@ -116,8 +116,8 @@ class Workload:
         y = torch.from_numpy(labels)
 
         def read(client: int) -> tuple[Tensor, Tensor]:
-            mine = slice(client * self.samples, (client + 1) * self.samples)
-            return x[mine], y[mine]
+            rows = slice(client * self.samples, (client + 1) * self.samples)
+            return x[rows], y[rows]
 
         return read
 

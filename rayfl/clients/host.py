@@ -94,27 +94,27 @@ class ClientHost:
 
     def train(self, job: TrainJob, objects: Objects) -> Answer:
         """Train a block: see :class:`~rayfl.clients.jobs.TrainJob` for what goes in and what comes out."""
-        alone = job.only_sums and self.spec.P >= LARGE and self.engine.one_by_one(len(job.clients))
-        answer = (self._one_by_one if alone and len(job.clients) > 1 else self._block)(job, objects)
+        one_by_one = job.only_sums and self.spec.P >= LARGE and self.engine.one_by_one(len(job.clients))
+        answer = (self._one_by_one if one_by_one and len(job.clients) > 1 else self._block)(job, objects)
         return replace(answer, objects=self._in_shards(job, answer.objects))
 
     def _in_shards(self, job: TrainJob, made: Objects) -> dict[Key, Any]:
         """The results of a block, with its sums or rows cut into the shards of the model."""
         shared = self._ranges.among(complement(job.layout.layers, self.spec.P))
         extra = self._ranges.evenly(job.local.server_size(self.spec))
-        found: dict[Key, Any] = {}
+        results: dict[Key, Any] = {}
         for (kind, which), value in made.items():
             if kind == "sum":
                 assert isinstance(which, int)
                 shards = value.split([*shared], [*extra])
-                found.update((("sum", (which, at)), shard.cut()) for at, shard in enumerate(shards))
+                results.update((("sum", (which, at)), shard.cut()) for at, shard in enumerate(shards))
             elif kind == ROWS:
                 # Contiguous: other arrays are copied into the message instead of the object store.
                 shards = [np.ascontiguousarray(shard) for shard in shared.split(value)]
-                found.update(((ROWS, at), shard) for at, shard in enumerate(shards))
+                results.update(((ROWS, at), shard) for at, shard in enumerate(shards))
             else:
-                found[kind, which] = value
-        return found
+                results[kind, which] = value
+        return results
 
     def _one_by_one(self, job: TrainJob, objects: Objects) -> Answer:
         """Train the clients of a block one after the other, and keep only the sums of their models."""
@@ -127,12 +127,12 @@ class ClientHost:
         ]
         report = TrainReport.joined(reports)
         delivered = np.array([client not in report.failures for client in job.clients.tolist()], np.float64)
-        kept: dict[Key, Any] = {}
+        partials: dict[Key, Any] = {}
         for place, row in enumerate(rows):
             # The weights are added as for a whole block: their order may change the last bit.
             weight, keep = _weights(job.mixing, place, delivered)
-            kept["sum", row] = replace(sums["sum", row].partial(), weight=weight, keep=keep)
-        return Answer(report, kept)
+            partials["sum", row] = replace(sums["sum", row].partial(), weight=weight, keep=keep)
+        return Answer(report, partials)
 
     def _added(self, job: TrainJob, objects: Objects, sums: dict[Key, Adding]) -> TrainReport:
         """Train a client and add its model to the sums; nothing of the model's size is kept."""
@@ -144,7 +144,7 @@ class ClientHost:
 
     def _block(self, job: TrainJob, objects: Objects) -> Answer:
         """Train a block, all clients at once."""
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         local, spec, layout = job.local, self.spec, job.layout
         # If all clients start from the same model, they need no copies of it.
         rows = self._gather(objects, "model", job.start, own=bool(layout.layers))
@@ -179,26 +179,26 @@ class ClientHost:
         if job.sends_updates:
             outcome = replace(outcome, rows=_moved(outcome.rows, start.models, spec.n_parameters))
 
-        kept: dict[Key, Any] = self._products(job, block, outcome, has_vectors)
-        small = self._reports(job, objects, block, start.models, indices, kept)
+        results: dict[Key, Any] = self._products(job, block, outcome, has_vectors)
+        small_reports = self._reports(job, objects, block, start.models, indices, results)
         if job.updates:
-            kept[UPDATES] = self._sent(updates_of(block.rows, start.models, spec)).cpu().numpy()
-        seen = job.order.keep(block.rows)
+            results[UPDATES] = self._sent(updates_of(block.rows, start.models, spec)).cpu().numpy()
+        order_state = job.order.keep(block.rows)
         if layout.size:
-            own = gather(block.rows, layout.layers)
-            kept[STATES] = layout.joined(own, outcome.state, seen).cpu().numpy()
-        numbers = 4 * (spec.P - length(layout.layers) + start.server.shape[1])
+            own_layers = gather(block.rows, layout.layers)
+            results[STATES] = layout.joined(own_layers, outcome.state, order_state).cpu().numpy()
+        client_bytes = 4 * (spec.P - length(layout.layers) + start.server.shape[1])
         up, down = (
-            numbers * len(job.clients) if each is None else int(each.sum())
+            client_bytes * len(job.clients) if each is None else int(each.sum())
             for each in (outcome.bytes_up, outcome.bytes_down)
         )
-        scores, unadapted = self._local_scores(job, block, (outcome.state, seen), indices)
+        scores, unadapted = self._local_scores(job, block, (outcome.state, order_state), indices)
         report = TrainReport(
             losses=block.losses,
             steps=block.steps,
-            reports=small,
+            reports=small_reports,
             failures={int(job.clients[row]): text for row, text in block.failures.items()},
-            seconds=time.perf_counter() - begun,
+            seconds=time.perf_counter() - start_time,
             worker=f"{platform.node()}:{os.getpid()}",
             bytes_up=up,
             bytes_down=down,
@@ -207,11 +207,11 @@ class ClientHost:
             memory=resident(),
             unadapted=unadapted,
         )
-        return Answer(report, kept)
+        return Answer(report, results)
 
     def train_group(self, job: GroupJob, objects: Objects) -> Answer:
         """Train several blocks: see :class:`~rayfl.clients.jobs.GroupJob`."""
-        reports, kept, sums = [], dict[Key, Any](), dict[Key, Adding]()
+        reports, results, sums = [], dict[Key, Any](), dict[Key, Adding]()
         for place, block in enumerate(job.blocks):
             answer = self.train(block, objects)
             reports.append(answer.report)
@@ -219,9 +219,9 @@ class ClientHost:
                 if own_name[0] == "sum":
                     sums.setdefault(own_name, Adding()).add(value)
                 else:
-                    kept[in_group(place, own_name)] = value
-        kept.update((name, adding.partial().cut()) for name, adding in sums.items())
-        return Answer(GroupReport(tuple(reports)), kept)
+                    results[in_group(place, own_name)] = value
+        results.update((name, adding.partial().cut()) for name, adding in sums.items())
+        return Answer(GroupReport(tuple(reports)), results)
 
     def _products(
         self, job: TrainJob, block: TrainedBlock, outcome: Outcome, has_vectors: bool
@@ -262,19 +262,19 @@ class ClientHost:
             rows[failed] = start[failed]
         models = [as_tensor(objects["model", k]) for k in range(job.models)]
         trained = Trained(self.spec, self.engine.forward, self.batches, rows, start, samples, models)
-        small: dict[str, NDArray[np.floating]] = {}
+        small_reports: dict[str, NDArray[np.floating]] = {}
         for name in job.reports:
             report: ClientReport = objects["report", name]
-            found = report.compute(trained)
-            if np.shape(found)[:1] != (len(rows),):
-                what = f"compute returned shape {np.shape(found)} for {len(rows)} clients"
+            values = report.compute(trained)
+            if np.shape(values)[:1] != (len(rows),):
+                what = f"compute returned shape {np.shape(values)} for {len(rows)} clients"
                 raise ConfigError(type(report).__name__, what, "expected a row for each (B, ...)")
             if report.combined:
-                kept["report", name] = found
+                kept["report", name] = values
             else:
-                small[name] = np.array(found, np.float64)
-                small[name][failed] = np.nan
-        return small
+                small_reports[name] = np.array(values, np.float64)
+                small_reports[name][failed] = np.nan
+        return small_reports
 
     def _gather(
         self, objects: Objects, kind: str, numbers: NDArray[np.int64], own: bool = True
@@ -289,16 +289,16 @@ class ClientHost:
             return (rows if in_order else rows.index_select(0, torch.from_numpy(place))).to(device)
         vectors = [self._received(objects, (kind, int(number))) for number in used]
         if len(used) == 1:
-            one = vectors[0].to(device)
-            return one.repeat(len(numbers), 1) if own else one.expand(len(numbers), -1)
+            vector = vectors[0].to(device)
+            return vector.repeat(len(numbers), 1) if own else vector.expand(len(numbers), -1)
         return torch.stack(vectors).to(device).index_select(0, torch.from_numpy(place).to(device))
 
     def _received(self, objects: Objects, name: Key) -> torch.Tensor:
         """A vector as the clients use it: a mixture is formed, a permutation undone."""
-        found = objects[name]
-        if isinstance(found, Mixture):
-            found = found.of([objects[name[0], number] for number in found.models])
-        return as_tensor(self.host.unpermute(found))
+        vector = objects[name]
+        if isinstance(vector, Mixture):
+            vector = vector.of([objects[name[0], number] for number in vector.models])
+        return as_tensor(self.host.unpermute(vector))
 
     def _sent(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows as the servers may see them, permuted if the run asks for it."""
@@ -314,26 +314,26 @@ class ClientHost:
         if not len(fresh):
             return rows[:, :0], np.ones(len(rows), np.bool_)
         size = job.layout.size
-        held: dict[int, list[tuple[int, int]]] = {}
+        rows_by_object: dict[int, list[tuple[int, int]]] = {}
         for place, state in enumerate(job.states):
             if state is not None:
-                held.setdefault(state[0], []).append((place, state[1]))
+                rows_by_object.setdefault(state[0], []).append((place, state[1]))
         if size > _CALL:
             states = rows.new_empty(len(rows), size)
             for place in np.flatnonzero(fresh).tolist():
                 states[place] = 0.0
-            for number, places in held.items():
+            for number, places in rows_by_object.items():
                 stored = as_tensor(objects["state", number])
                 for place, row in places:
                     states[place] = stored[row]
             return states, fresh
         # Short states in NumPy, which takes a quarter of the time of indexing in torch.
-        found = np.empty((len(rows), size), np.float32)
-        found[fresh] = 0.0
-        for number, places in held.items():
-            into, taken = np.array(places).T
-            found[into] = as_tensor(objects["state", number]).cpu().numpy()[taken]
-        return torch.from_numpy(found).to(rows.device), fresh
+        state_rows = np.empty((len(rows), size), np.float32)
+        state_rows[fresh] = 0.0
+        for number, places in rows_by_object.items():
+            positions, stored_rows = np.array(places).T
+            state_rows[positions] = as_tensor(objects["state", number]).cpu().numpy()[stored_rows]
+        return torch.from_numpy(state_rows).to(rows.device), fresh
 
     def _arriving(
         self,
@@ -356,11 +356,11 @@ class ClientHost:
 
         def logits(model: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
             ids = samples.among(np.asarray(rows)).values
-            most = self.batches.at_once(_AT_ONCE)
-            pieces = np.split(ids, range(most, len(ids), most))
+            batch_size = self.batches.at_once(_AT_ONCE)
+            pieces = np.split(ids, range(batch_size, len(ids), batch_size))
             self.engine.forward.load(model)
-            found = [self._logits("train", piece) for piece in pieces]
-            return torch.cat([outputs for outputs, _ in found]), torch.cat([y for _, y in found])
+            results = [self._logits("train", piece) for piece in pieces]
+            return torch.cat([outputs for outputs, _ in results]), torch.cat([y for _, y in results])
 
         return Arrival(
             spec=self.spec,
@@ -414,23 +414,23 @@ class ClientHost:
         if test is None:
             return {}, {}
         failures: dict[int, str] = {}
-        there = np.setdiff1d(np.arange(len(clients)), list(block.failures))
-        own, seen = (each[torch.from_numpy(there).to(each.device)] for each in states)
+        delivered = np.setdiff1d(np.arange(len(clients)), list(block.failures))
+        local_states, order_states = (each[torch.from_numpy(delivered).to(each.device)] for each in states)
         models = [
-            job.local.client_model(block.rows[row], own[at], self.spec)
-            for at, row in enumerate(there.tolist())
+            job.local.client_model(block.rows[row], local_states[at], self.spec)
+            for at, row in enumerate(delivered.tolist())
         ]
         if test.adaptation is not None and models:
-            ids, start, some = clients[there], torch.stack(models), samples.take(there)
-            known = np.zeros(len(own), np.bool_)
-            arrival = self._arriving(test.adaptation, job.round, ids, some, start, np.arange(len(ids)))
-            visits = job.order.visits(replace(arrival, state=seen, fresh=known))
-            terms = Terms(mask=job.local.held(own, known, self.spec), visits=visits)
-            adapted = self.engine.train(test.adaptation, job.round, ids.tolist(), some, start, terms)
+            ids, start, subset = clients[delivered], torch.stack(models), samples.take(delivered)
+            fresh = np.zeros(len(local_states), np.bool_)
+            arrival = self._arriving(test.adaptation, job.round, ids, subset, start, np.arange(len(ids)))
+            visits = job.order.visits(replace(arrival, state=order_states, fresh=fresh))
+            terms = Terms(mask=job.local.held(local_states, fresh, self.spec), visits=visits)
+            adapted = self.engine.train(test.adaptation, job.round, ids.tolist(), subset, start, terms)
             failures = _by_client(adapted, ids)
             models = list(_or_before(adapted, start))
-        scores = self._scores(models, clients[there], job.stage, test.on, test.batch_size)
-        return {on: score.of(there, len(clients)) for on, score in scores.items()}, failures
+        scores = self._scores(models, clients[delivered], job.stage, test.on, test.batch_size)
+        return {on: score.of(delivered, len(clients)) for on, score in scores.items()}, failures
 
     def _scores(
         self,
@@ -467,16 +467,16 @@ class ClientHost:
         rows = self._gather(objects, "model", job.start)
         states, fresh = self._states(job, objects, rows)
         _overlay(rows, job.layout, states, fresh)
-        mine = job.layout.objective(states)
+        local_states = job.layout.objective(states)
         for row in range(len(rows)):
             if not fresh[row]:
-                rows[row] = job.local.client_model(rows[row], mine[row], self.spec)
+                rows[row] = job.local.client_model(rows[row], local_states[row], self.spec)
         indices = self.stages[job.stage].train.take(job.clients)
         owned = bool(job.layout.layers) or job.local.personal
         same = np.arange(len(rows)) if owned else job.start
         arrival = self._arriving(job.work, job.round, job.clients, indices, rows, same)
         visits = job.order.visits(replace(arrival, state=job.layout.order(states), fresh=fresh))
-        terms = Terms(mask=job.local.held(mine, fresh, self.spec), visits=visits)
+        terms = Terms(mask=job.local.held(local_states, fresh, self.spec), visits=visits)
         block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows, terms)
         return rows, _or_before(block, rows), _by_client(block, job.clients)
 
@@ -503,7 +503,7 @@ class ClientHost:
         kept = kept or KeptSamples(0)
         if not len(ids):
             return np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros((0, self.spec.sums))
-        correct, losses, more, loss = [], [], [], self.spec.loss.for_tests()
+        correct, losses, sums, loss = [], [], [], self.spec.loss.for_tests()
         self.engine.forward.load(model)
         for start in range(0, len(ids), batch_size):
             x, y = kept.read(ids[start : start + batch_size], partial(self._read, part))
@@ -511,8 +511,8 @@ class ClientHost:
             right = loss.right(logits, y) if loss.accurate else torch.zeros(len(y), dtype=torch.bool)
             correct.append(_of_samples(right).cpu())
             losses.append(_of_samples(loss.each(logits, y)).cpu())
-            more.append(loss.sums(logits, y).double().cpu())
-        return _joined(correct), _joined(losses), _joined(more)
+            sums.append(loss.sums(logits, y).double().cpu())
+        return _joined(correct), _joined(losses), _joined(sums)
 
     def _losses(
         self,
@@ -533,12 +533,12 @@ class ClientHost:
     def evaluate(self, job: EvalJob, objects: Objects) -> Answer:
         """Forward passes over samples: an :class:`EvalReport`."""
         report, kept = EvalReport(), KeptSamples(_KEPT if len(job.passes) > 1 else 0)
-        for one in job.passes:
-            model = self._model(job, one, objects)
+        for forward_pass in job.passes:
+            model = self._model(job, forward_pass, objects)
             if job.only_losses:
-                report.loss.append(self._losses(model, job.part, one.samples, job.batch_size, kept))
+                report.loss.append(self._losses(model, job.part, forward_pass.samples, job.batch_size, kept))
                 continue
-            right, loss, sums = self._test(model, job.part, one.samples, job.batch_size, kept)
+            right, loss, sums = self._test(model, job.part, forward_pass.samples, job.batch_size, kept)
             report.correct.append(right)
             report.loss.append(loss)
             report.sums.append(sums)
@@ -546,7 +546,7 @@ class ClientHost:
 
     def models(self, job: EvalJob, objects: Objects) -> Answer:
         """The models that :meth:`evaluate` tests, each ``(P,)``."""
-        return Answer([self._model(job, one, objects).cpu().numpy() for one in job.passes])
+        return Answer([self._model(job, forward_pass, objects).cpu().numpy() for forward_pass in job.passes])
 
     def _model(self, job: EvalJob, one: ForwardPass, objects: Objects) -> torch.Tensor:
         """A server's model combined with the client's own state, as the client uses it."""
@@ -570,16 +570,16 @@ class ClientHost:
         failures: dict[int, RayflError] = {}
         for client, stage in zip(job.clients.tolist(), job.stages.tolist(), strict=True):
             try:
-                found = job.signature.compute(
+                signature = job.signature.compute(
                     *self._features(client, stage, job), key(job.seed, "signature", client)
                 )
             except DataError as error:
                 failures[client] = DataError(f"client {called(self.stages[stage].names, client)}: {error}")
             else:
-                if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiub":
-                    where, what = f"{job.signature.name}.compute", f"returned {type_of(found)}"
+                if not isinstance(signature, np.ndarray) or signature.dtype.kind not in "fiub":
+                    where, what = f"{job.signature.name}.compute", f"returned {type_of(signature)}"
                     raise ConfigError(where, what, "expected an array of numbers")
-                signatures.append(found)
+                signatures.append(signature)
         floats = np.array([job.signature.floats(s) for s in signatures], np.int64)
         return Answer(SignatureReport(floats, failures), {SIGNATURES: signatures})
 
@@ -598,35 +598,35 @@ class ClientHost:
             return Answer(SignatureReport(np.empty(0, np.int64), failures), {SIGNATURES: []})
         report: ClientReport = objects["report", "signature"]
         trained = Trained(self.spec, self.engine.forward, self.batches, block.rows, rows, samples)
-        seen = report.compute(trained).reshape(len(rows), -1).astype(np.float32)
-        return Answer(SignatureReport(np.full(len(rows), self.spec.P), {}), {SIGNATURES: list(seen)})
+        signatures = report.compute(trained).reshape(len(rows), -1).astype(np.float32)
+        return Answer(SignatureReport(np.full(len(rows), self.spec.P), {}), {SIGNATURES: list(signatures)})
 
     def relations(self, job: SignatureJob, objects: Objects) -> Answer:
         """The second step of an exchange, with the signatures of all blocks ``("signatures", block)``: one
         row ``r(i, .)`` for every client i of the block, ``(B, N)``."""
         blocks = range(len(objects))
-        everyone = [signature for block in blocks for signature in objects["signatures", block]]
+        all_signatures = [signature for block in blocks for signature in objects["signatures", block]]
         clients = (
-            (self._features(client, stage, job)[0], everyone[at])
+            (self._features(client, stage, job)[0], all_signatures[at])
             for at, (client, stage) in enumerate(
                 zip(job.clients.tolist(), job.stages.tolist(), strict=True), job.first
             )
         )
-        rows = job.signature.relate_all(clients, everyone)
+        rows = job.signature.relate_all(clients, all_signatures)
         return Answer(None, {RELATIONS: rows})
 
     def train_model(self, job: ServerTrainingJob, objects: Objects) -> Answer:
         """Train a server's model, see :class:`~rayfl.training.server.ServerTrainingJob`; returns the shards
         ``("model", shard)`` of the result."""
         training, model = objects["training", 0], as_tensor(objects["model", 0])
-        made: list[Key] = [("model", shard) for shard in range(len(self._ranges))]
+        shard_keys: list[Key] = [("model", shard) for shard in range(len(self._ranges))]
         try:
-            found = train_model(training, job, model, self.spec, self.batches, self.host.seed)
+            trained = train_model(training, job, model, self.spec, self.batches, self.host.seed)
         except Exception as error:
             name = type(training).__name__
-            told = f"round {job.round + 1}, model {job.model}: {type(error).__name__}: {error}"
-            return Answer(ConfigError(f"{name}.train", " ".join(told.split())), dict.fromkeys(made))
-        return Answer(None, dict(zip(made, self._ranges.split(found), strict=True)))
+            message = f"round {job.round + 1}, model {job.model}: {type(error).__name__}: {error}"
+            return Answer(ConfigError(f"{name}.train", " ".join(message.split())), dict.fromkeys(shard_keys))
+        return Answer(None, dict(zip(shard_keys, self._ranges.split(trained), strict=True)))
 
     def call(self, function: Callable[..., Any], objects: Objects) -> Answer:
         """Call a plain function here, see :meth:`rayfl.backend.Task.calling`."""
@@ -647,19 +647,19 @@ def _mixed(objects: Objects, kind: str, numbers: Sequence[int], size: int) -> ND
     Clients of a block often mix the same models with different weights: the models are then stacked once. The
     sums equal those of :meth:`~rayfl.clients.jobs.Mixture.of`.
     """
-    found, total = np.empty((len(numbers), size), np.float32), np.empty(size)
+    vectors, total = np.empty((len(numbers), size), np.float32), np.empty(size)
     stacks: dict[tuple[int, ...], NDArray[np.float32]] = {}
     for row, number in enumerate(numbers):
         model = objects[kind, number]
         if not isinstance(model, Mixture):
-            found[row] = as_tensor(model).numpy()
+            vectors[row] = as_tensor(model).numpy()
             continue
         if model.models not in stacks:
             stacks[model.models] = np.stack([objects[kind, part] for part in model.models])
         total[:] = 0
         weighted_sum(np.array(model.weights), stacks[model.models], total)
-        found[row] = total
-    return found
+        vectors[row] = total
+    return vectors
 
 
 def _by_client(block: TrainedBlock, clients: NDArray[np.int64]) -> dict[int, str]:
@@ -701,19 +701,19 @@ def partial_product(
             result has one weight per parameter.
     """
     # Rows of failed clients may contain NaN: they are dropped, since 0 * NaN is NaN.
-    there = np.flatnonzero(weights)
-    if len(there) < len(rows):
-        at = torch.from_numpy(there).to(rows.device)
-        rows, weights, kept = rows[at], weights[there], None if kept is None else kept[at]
+    nonzero = np.flatnonzero(weights)
+    if len(nonzero) < len(rows):
+        positions = torch.from_numpy(nonzero).to(rows.device)
+        rows, weights, kept = rows[positions], weights[nonzero], None if kept is None else kept[positions]
     if kept is None:
         return _weighted_sum(weights, rows).cpu().numpy(), float(weights.sum())
     size = rows.shape[1]
     width = max(1, size if on_gpu(rows) else PIECE // max(1, len(rows)))
     totals, shares = [], []
     for start in range(0, max(1, size), width):  # products of a few columns at a time stay in the cache
-        taking = kept[:, start : start + width]
-        totals.append(_weighted_sum(weights, rows[:, start : start + width] * taking))
-        shares.append(_weighted_sum(weights, taking))
+        kept_columns = kept[:, start : start + width]
+        totals.append(_weighted_sum(weights, rows[:, start : start + width] * kept_columns))
+        shares.append(_weighted_sum(weights, kept_columns))
     return torch.cat(totals).cpu().numpy(), torch.cat(shares).cpu().numpy()
 
 
@@ -724,9 +724,9 @@ def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Ten
         return torch.from_numpy(total)
     sums = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     factors = torch.from_numpy(weights).to(rows.device)[:, None]
-    together = max(1, _TOGETHER // max(1, rows.shape[1]))
-    for start in range(0, len(rows), together):
-        part = slice(start, start + together)
+    rows_at_once = max(1, _TOGETHER // max(1, rows.shape[1]))
+    for start in range(0, len(rows), rows_at_once):
+        part = slice(start, start + rows_at_once)
         sums += (rows[part].to(torch.float64) * factors[part]).sum(0)
     return sums
 
@@ -735,9 +735,9 @@ def _moved(rows: torch.Tensor, start: torch.Tensor, n: int) -> torch.Tensor:
     """Models ``(B, P)`` minus the models that they started from, in the first n numbers; the others are
     unchanged.
     """
-    found = rows.clone()
-    found[:, :n] -= start[:, :n]
-    return found
+    updates = rows.clone()
+    updates[:, :n] -= start[:, :n]
+    return updates
 
 
 def _overlay(rows: torch.Tensor, layout: StateLayout, states: torch.Tensor, fresh: NDArray[np.bool_]) -> None:
@@ -789,19 +789,19 @@ def _partial(mixing: BlockMixing, place: int, sent: _Sent, statistics: int) -> P
     """
     weights = mixing.weights[place] * sent.delivered
     weight, keep = _weights(mixing, place, sent.delivered)
-    alone = len(weights) == 1 and sent.kept is None and not (mixing.keep is not None and statistics)
-    if alone and sent.vectors is None:
+    single = len(weights) == 1 and sent.kept is None and not (mixing.keep is not None and statistics)
+    if single and sent.vectors is None:
         total = sent.values[0].cpu().numpy() if weight else np.zeros(1)  # a failed row may contain NaN
         return Partial(total, weight, keep, statistics=statistics, factor=weight)
-    total, each = partial_product(weights, sent.values, sent.kept)
+    total, total_weight = partial_product(weights, sent.values, sent.kept)
     if mixing.keep is not None and statistics:
-        last = sent.values[:, -statistics:]
-        both = weights + mixing.keep[place] * sent.delivered
-        total[-statistics:], _ = partial_product(both, last)
+        statistic_values = sent.values[:, -statistics:]
+        both_weights = weights + mixing.keep[place] * sent.delivered
+        total[-statistics:], _ = partial_product(both_weights, statistic_values)
     if sent.vectors is None:
-        return Partial(total, each, keep, statistics=statistics)
+        return Partial(total, total_weight, keep, statistics=statistics)
     sums, _ = partial_product((weights > 0).astype(np.float64), sent.vectors)
-    return Partial(total, each, keep, sums, statistics)
+    return Partial(total, total_weight, keep, sums, statistics)
 
 
 def _of_phases(block: TrainedBlock, phases: Sequence[TrainedBlock]) -> TrainedBlock:

@@ -116,14 +116,14 @@ class Mixture:
 
     def of(self, models: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
         """The sum of these models ``(P,)``, each times its weight, in double precision and in their order."""
-        found = np.empty(models[0].shape, np.float32)
-        for start in range(0, len(found), PIECE):
+        mixed = np.empty(models[0].shape, np.float32)
+        for start in range(0, len(mixed), PIECE):
             piece = slice(start, start + PIECE)
-            total = np.zeros(len(found[piece]))
+            total = np.zeros(len(mixed[piece]))
             for weight, model in zip(self.weights, models, strict=True):
                 total += weight * model[piece].astype(np.float64)
-            found[piece] = total
-        return found
+            mixed[piece] = total
+        return mixed
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,8 @@ class TrainJob:
     @property
     def only_sums(self) -> bool:
         """Whether nothing of the size of the clients' models, except the sums, is sent or kept."""
-        own = self.reports or self.updates or self.layout.size or self.local.masks
-        return self.mixing is not None and not own
+        more_than_sums = self.reports or self.updates or self.layout.size or self.local.masks
+        return self.mixing is not None and not more_than_sums
 
     def take(self, clients: slice) -> TrainJob:
         """The same job for some of its clients."""

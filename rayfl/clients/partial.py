@@ -73,17 +73,17 @@ class Partial:
         assert not isinstance(self.total, tuple), "shards first, then pieces"
         assert not isinstance(self.extra, tuple), "shards first, then pieces"
         first = shared[-1].stop - self.statistics  # running statistics begin there
-        there = bool(np.any(self.weight))
+        takes_part = bool(np.any(self.weight))
         return [
             replace(
                 self,
                 total=self.total[: place.stop - place.start] if len(self.total) == 1 else self.total[place],
                 weight=self.weight[place] if isinstance(self.weight, np.ndarray) else self.weight,
-                extra=None if self.extra is None else self.extra[own],
+                extra=None if self.extra is None else self.extra[extra_place],
                 statistics=max(0, place.stop - max(first, place.start)),
-                elsewhere=there,
+                elsewhere=takes_part,
             )
-            for place, own in zip(shared, extra, strict=True)
+            for place, extra_place in zip(shared, extra, strict=True)
         ]
 
     def cut(self) -> Partial:
@@ -106,17 +106,17 @@ class Adding:
 
     def add(self, partial: Partial) -> None:
         """Add a part."""
-        before, buffer = self._sum, self._buffer
-        parts = [partial] if before is None else [before, partial]
-        if before is None and buffer is None:
+        earlier, buffer = self._sum, self._buffer
+        parts = [partial] if earlier is None else [earlier, partial]
+        if earlier is None and buffer is None:
             self._sum = partial
             return
-        if buffer is None or (len(buffer) == 1 and before is not None):
+        if buffer is None or (len(buffer) == 1 and earlier is not None):
             buffer = self._buffer = summed(parts)
         else:
             for number, place in enumerate(range(0, len(buffer), PIECE)):
                 piece = buffer[place : place + PIECE]
-                if before is None:
+                if earlier is None:
                     sum_piece(piece, parts, number)
                 else:
                     _add_piece(piece, partial, number)
@@ -162,10 +162,10 @@ def joined_weight(weights: Sequence[Weight], sizes: Sequence[int]) -> Weight:
     numbers = {float(weight) for weight in weights if not isinstance(weight, np.ndarray)}
     if len(numbers) == 1 and not any(isinstance(weight, np.ndarray) for weight in weights):
         return numbers.pop()
-    each: NDArray[np.float64] = np.concatenate(
+    per_parameter: NDArray[np.float64] = np.concatenate(
         [np.full(size, weight) for weight, size in zip(weights, sizes, strict=True)]
     )
-    return each
+    return per_parameter
 
 
 def pieces(vector: Vector) -> tuple[NDArray[np.floating], ...]:
@@ -183,10 +183,10 @@ def length(vector: Vector) -> int:
 def summed(partials: Sequence[Partial]) -> NDArray[np.float64]:
     """The sum of ``factor * total`` in the order of the parts ``(S,)``; a part with a single number adds it
     everywhere."""
-    found = np.empty(max(length(partial.total) for partial in partials))
-    for start in range(0, len(found), PIECE):
-        sum_piece(found[start : start + PIECE], partials, start // PIECE)
-    return found
+    total = np.empty(max(length(partial.total) for partial in partials))
+    for start in range(0, len(total), PIECE):
+        sum_piece(total[start : start + PIECE], partials, start // PIECE)
+    return total
 
 
 def sum_piece(into: NDArray[np.float64], partials: Sequence[Partial], number: int) -> None:

@@ -42,8 +42,8 @@ class StateLayout:
         cls, spec: ModelSpec, layers: Segments, local: LocalObjective, order: Ordering | None = None
     ) -> StateLayout:
         """The layout of a run; without ``order``, only the parts that a client's model consists of."""
-        kept = 0 if order is None else order.state_size(spec)
-        return cls(layers, local.state_size(spec), kept)
+        order_size = 0 if order is None else order.state_size(spec)
+        return cls(layers, local.state_size(spec), order_size)
 
     @property
     def size(self) -> int:

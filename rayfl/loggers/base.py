@@ -49,8 +49,8 @@ class LoggedRun:
 
     def _memory(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.path / "loggers.json").read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else {}
+            contents = json.loads((self.path / "loggers.json").read_text(encoding="utf-8"))
+            return contents if isinstance(contents, dict) else {}
         return {}
 
 
@@ -113,7 +113,7 @@ def require(library: str, extra: str) -> None:
 
 def environment(loggers: Iterable[Logger]) -> dict[str, str]:
     """The variables of this process that loggers read."""
-    wanted = tuple(begin for logger in loggers for begin in logger.variables)
+    wanted = tuple(prefix for logger in loggers for prefix in logger.variables)
     return {name: value for name, value in os.environ.items() if name.startswith(wanted)} if wanted else {}
 
 

@@ -49,21 +49,21 @@ class MLflow(Logger):
         folder = run.path.parent
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
         client = MlflowClient(tracking_uri=_absolute(uri, folder))
-        known = run.remembered(self.name).get("run_id")
-        if known is not None:
-            client.update_run(known, status="RUNNING")
-            return _Run(client, known)
-        found = client.get_experiment_by_name(self.experiment)
-        if found is None:
+        earlier_id = run.remembered(self.name).get("run_id")
+        if earlier_id is not None:
+            client.update_run(earlier_id, status="RUNNING")
+            return _Run(client, earlier_id)
+        existing = client.get_experiment_by_name(self.experiment)
+        if existing is None:
             local = "://" not in uri or uri.startswith(("sqlite:", "file:"))
             artifacts = (folder / "mlartifacts").as_uri() if local else None
             experiment = client.create_experiment(self.experiment, artifact_location=artifacts)
         else:
-            experiment = found.experiment_id
+            experiment = existing.experiment_id
         tags = {"rayfl.run_directory": str(run.path)}
-        number = client.create_run(experiment, run_name=run.path.name, tags=tags).info.run_id
-        run.remember(self.name, {"run_id": number})
-        log = _Run(client, number)
+        run_id = client.create_run(experiment, run_name=run.path.name, tags=tags).info.run_id
+        run.remember(self.name, {"run_id": run_id})
+        log = _Run(client, run_id)
         log.parameters(run.settings())
         return log
 
@@ -86,9 +86,9 @@ class _Run(Log):
         """Write the settings; in MLflow they cannot change later."""
         from mlflow.entities import Param
 
-        found = [Param(name, str(value)[:_LONGEST]) for name, value in settings.items()]
-        for first in range(0, len(found), _PARAMETERS):
-            self._client.log_batch(self._number, params=found[first : first + _PARAMETERS])
+        params = [Param(name, str(value)[:_LONGEST]) for name, value in settings.items()]
+        for first in range(0, len(params), _PARAMETERS):
+            self._client.log_batch(self._number, params=params[first : first + _PARAMETERS])
 
     def write(self, event: RunEvent) -> None:
         """Curves by round, and the closing numbers as ``final/<name>``."""

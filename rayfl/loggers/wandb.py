@@ -34,16 +34,16 @@ class Wandb(Logger):
         """Create the run, or continue that of an earlier start, whose id is stored in the run directory."""
         import wandb
 
-        number = run.remembered(self.name).get("id")
-        if number is None:
-            number = uuid.uuid4().hex[:12]
-            run.remember(self.name, {"id": number})
+        run_id = run.remembered(self.name).get("id")
+        if run_id is None:
+            run_id = uuid.uuid4().hex[:12]
+            run.remember(self.name, {"id": run_id})
         return _Run(
             wandb.init(
                 project=self.project,
                 entity=self.entity,
                 name=run.path.name,
-                id=number,
+                id=run_id,
                 resume="allow",
                 reinit="create_new",  # a run that the user has open stays open
                 config=dict(run.config),

@@ -68,20 +68,20 @@ def view(path: Path | str) -> RunView:
         DiskError: if the object storage does not answer.
     """
     if remote.is_url(path):
-        there = remote.Remote(*remote.split(str(path)))
+        remote_run = remote.Remote(*remote.split(str(path)))
         with tempfile.TemporaryDirectory() as folder:
-            (copy := Path(folder) / there.name).mkdir()
-            there.glance(copy)
+            (copy := Path(folder) / remote_run.name).mkdir()
+            remote_run.glance(copy)
             if not (copy / "config.yaml").is_file():
-                raise _no_run(there)
-            return replace(view(copy), path=there.url)
+                raise _no_run(remote_run)
+            return replace(view(copy), path=remote_run.url)
     path = Path(path)
     if not (path / "config.yaml").is_file():
         raise _no_run(path)
     status = Status.read(path) or _without(path)
     if status.active and not _alive(status):
-        last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.updated))
-        why = f"its process was killed or its machine is gone; last sign of life {last}"
+        last_sign = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.updated))
+        why = f"its process was killed or its machine is gone; last sign of life {last_sign}"
         status = replace(status, state="failed", why=why)
     return RunView(path, status)
 
@@ -111,13 +111,13 @@ def runs_below(folder: Path | str) -> list[RunView]:
     if remote.is_url(folder):
         urls = [remote.Remote(str(folder), name).url for name in remote.runs(str(folder))]
         with ThreadPoolExecutor(_TOGETHER) as pool:
-            seen = list(pool.map(_glimpse, urls))
+            views = list(pool.map(_glimpse, urls))
     else:
         if not Path(folder).is_dir():
             raise ConfigError(str(folder), "not a folder", "name the folder of the runs, output.root")
-        seen = [_glimpse(path) for path in _once(Path(folder), _directories(Path(folder), _DEPTH))]
-    found = [run for run in seen if run is not None]
-    return sorted(found, key=lambda run: (-run.status.begun, str(run.path)))
+        views = [_glimpse(path) for path in _once(Path(folder), _directories(Path(folder), _DEPTH))]
+    runs = [run for run in views if run is not None]
+    return sorted(runs, key=lambda run: (-run.status.begun, str(run.path)))
 
 
 def _glimpse(path: Path | str) -> RunView | None:
@@ -153,13 +153,13 @@ def _directories(folder: Path, depth: int) -> Iterator[Path]:
 
 def _once(root: Path, paths: Iterable[Path]) -> list[Path]:
     """Each directory once, even if links lead to it, too; by its real path if that is below the root."""
-    found: dict[str, Path] = {}
-    whole = os.path.realpath(root)
+    by_real_path: dict[str, Path] = {}
+    real_root = os.path.realpath(root)
     for path in paths:
         real = os.path.realpath(path)
-        if real not in found or real == os.path.join(whole, path.relative_to(root)):
-            found[real] = path
-    return list(found.values())
+        if real not in by_real_path or real == os.path.join(real_root, path.relative_to(root)):
+            by_real_path[real] = path
+    return list(by_real_path.values())
 
 
 def _alive(status: Status) -> bool:
@@ -209,5 +209,5 @@ def _count(found: object, otherwise: int) -> int:
 
 
 def _name(config: Mapping[str, Any], section: str) -> str:
-    found = config.get(section)
-    return str(found.get("name", "")) if isinstance(found, Mapping) else str(found or "")
+    part = config.get(section)
+    return str(part.get("name", "")) if isinstance(part, Mapping) else str(part or "")

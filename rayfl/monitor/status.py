@@ -126,9 +126,9 @@ class Status:
     def read(cls, folder: Path) -> Status | None:
         """Read the status of a run directory; None if there is none that this version can read."""
         try:
-            found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-            known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
-            return _as_written().validate_python(known)
+            values = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            known_values = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+            return _as_written().validate_python(known_values)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return None
 

@@ -176,12 +176,12 @@ class Monitor:
         return []
 
     def _block(self, event: BlockDone) -> None:
-        before = self._workers.get(event.worker, Worker(event.worker))
+        worker = self._workers.get(event.worker, Worker(event.worker))
         self._workers[event.worker] = Worker(
             event.worker,
-            before.blocks + 1,
-            before.clients + event.clients,
-            before.seconds + event.seconds,
+            worker.blocks + 1,
+            worker.clients + event.clients,
+            worker.seconds + event.seconds,
             event.memory,
         )
         if self._slowest_block is None or event.seconds > self._slowest_block.seconds:
@@ -206,7 +206,7 @@ class Monitor:
         self._progress()
         status, row, workers = self._status, event.row, list(self._workers.values())
         self._pace.round(event.round + 1, row["seconds"], when)
-        known = {
+        measures = {
             name: row[name]
             for name in ("accuracy_mean", "accuracy_worst10", "loss_mean")
             if row.get(name) is not None
@@ -236,22 +236,22 @@ class Monitor:
             traffic={name: status.traffic.get(name, 0) + n for name, n in event.traffic.items()},
             train_loss=row["train_loss"],
             failures=status.failures + int(row["failures"]),
-            **known,
+            **measures,
         )
         self._workers, self._slowest_block = {}, None
         facts = {name: row[name] for name in _ROUND if row.get(name) is not None}
-        each = [
+        worker_entries = [
             ("worker", {"round": event.round, **{k: v for k, v in asdict(w).items() if k != "name"}}, w.name)
             for w in workers
         ]
-        return [("round", {**facts, "steps": event.steps}, "driver"), *each]
+        return [("round", {**facts, "steps": event.steps}, "driver"), *worker_entries]
 
 
 def _line(when: float, event: str, facts: Mapping[str, Any], worker: str, level: str = "info") -> str:
     """A line of the log."""
     time_ = datetime.fromtimestamp(when, timezone.utc).isoformat(timespec="milliseconds")
-    found = {"time": time_, "level": level, "worker": worker, "event": event, **facts}
-    return json.dumps(clean(found), separators=(",", ":")) + "\n"
+    entry = {"time": time_, "level": level, "worker": worker, "event": event, **facts}
+    return json.dumps(clean(entry), separators=(",", ":")) + "\n"
 
 
 def _end_of(error: BaseException | None) -> tuple[State, str]:

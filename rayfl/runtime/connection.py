@@ -109,13 +109,13 @@ def _without_cluster_processes() -> Iterator[None]:
     except (ImportError, AttributeError):  # Ray has moved it: all processes start
         yield
         return
-    kept = {name: getattr(node, name) for name in _FOR_CLUSTERS if hasattr(node, name)}
+    originals = {name: getattr(node, name) for name in _FOR_CLUSTERS if hasattr(node, name)}
     try:
-        for name in kept:
+        for name in originals:
             setattr(node, name, lambda node, **options: None)
         yield
     finally:
-        for name, method in kept.items():
+        for name, method in originals.items():
             setattr(node, name, method)
 
 
@@ -241,14 +241,16 @@ def short_folder(preferred: Path | None = None) -> str | None:
     Raises:
         ConfigError: if there is no short folder.
     """
-    own = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    if len(own) <= _LONGEST and own.isascii():
+    default = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    if len(default) <= _LONGEST and default.isascii():
         return None
     for folder in (preferred or Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")):
         if folder.is_dir() and os.access(folder, os.W_OK):
             return str(folder / f"rayfl-{os.getuid()}")
     raise ConfigError(
-        "TMPDIR", f"{own!r} is too long for Ray's sockets, or not ASCII", "set RAY_TMPDIR to a short folder"
+        "TMPDIR",
+        f"{default!r} is too long for Ray's sockets, or not ASCII",
+        "set RAY_TMPDIR to a short folder",
     )
 
 
@@ -263,8 +265,8 @@ def this_machine() -> Available:
 
 def object_store(memory: float) -> float:
     """Bytes that a Ray started here, with this much free memory, would take for its object store."""
-    there = float(shutil.disk_usage(_SHARED).free) if _SHARED.is_dir() else math.inf
-    return min(_STORE * memory, there)
+    free = float(shutil.disk_usage(_SHARED).free) if _SHARED.is_dir() else math.inf
+    return min(_STORE * memory, free)
 
 
 def this_cluster(gpus: PerActor = 0.0) -> Available:
@@ -273,9 +275,9 @@ def this_cluster(gpus: PerActor = 0.0) -> Available:
     Args:
         gpus: the share of a GPU for an actor.
     """
-    each = list(ray.state.available_resources_per_node().values())
-    stores = [node["object_store_memory"] for node in each if "object_store_memory" in node]
-    memory = sum(node.get("memory", 0.0) for node in each)
+    by_node = list(ray.state.available_resources_per_node().values())
+    stores = [node["object_store_memory"] for node in by_node if "object_store_memory" in node]
+    memory = sum(node.get("memory", 0.0) for node in by_node)
     return Available(tuple(nodes.free(gpus).values()), memory, min(stores, default=None))
 
 
@@ -288,8 +290,8 @@ def available(config: Config) -> Available:
     e = config.execution
     if e.backend == "inline":
         return this_machine()
-    whole = Available(tuple(nodes.whole(e.gpus_per_actor).values()), 0.0)
-    wanted = whole.room(e.cpus_per_actor, e.gpus_per_actor)
+    cluster = Available(tuple(nodes.whole(e.gpus_per_actor).values()), 0.0)
+    wanted = cluster.room(e.cpus_per_actor, e.gpus_per_actor)
     if e.clients_per_actor is None:
         wanted = int(min(wanted, e.actors_wanted[1]))
     until = time.monotonic() + _RELEASE_TIMEOUT
@@ -297,7 +299,7 @@ def available(config: Config) -> Available:
         if time.monotonic() > until:
             break
         time.sleep(0.05)
-    return replace(free, whole=whole.nodes)
+    return replace(free, whole=cluster.nodes)
 
 
 def prospect(config: Config) -> Available:
@@ -313,22 +315,24 @@ def prospect(config: Config) -> Available:
     if e.backend == "inline" or (e.address is None and "RAY_ADDRESS" not in os.environ):
         return this_machine()
     connect(config)
-    each = tuple(nodes.whole(e.gpus_per_actor).values())
+    cluster_nodes = tuple(nodes.whole(e.gpus_per_actor).values())
     store = this_cluster(e.gpus_per_actor).store
     if not _autoscales():
-        return Available(each, sum(node.memory for node in each), store)
+        return Available(cluster_nodes, sum(node.memory for node in cluster_nodes), store)
     starts = "the cluster starts nodes when they are needed"
     largest = _largest(Path.home() / _BOOTSTRAP)
     if largest is not None:
         assumed = f"{starts}; this plan is for the most that its configuration allows"
     else:
-        like = max(each, key=lambda node: node.room(e.cpus_per_actor, e.gpus_per_actor), default=None)
-        room = 0 if like is None else like.room(e.cpus_per_actor, e.gpus_per_actor)
-        if like is None or not room:  # so far there is only a head, which takes no work
-            (like,) = this_machine().nodes
-            room = like.room(e.cpus_per_actor, e.gpus_per_actor)
+        worker_node = max(
+            cluster_nodes, key=lambda node: node.room(e.cpus_per_actor, e.gpus_per_actor), default=None
+        )
+        room = 0 if worker_node is None else worker_node.room(e.cpus_per_actor, e.gpus_per_actor)
+        if worker_node is None or not room:  # so far there is only a head, which takes no work
+            (worker_node,) = this_machine().nodes
+            room = worker_node.room(e.cpus_per_actor, e.gpus_per_actor)
         count = -(-e.actors_wanted[0] // max(1, room))
-        largest = max(each, (like,) * count, key=len)
+        largest = max(cluster_nodes, (worker_node,) * count, key=len)
         assumed = f"{starts}; how many is not known here, this plan is for"
     cpus = counted(round(sum(node.cpus for node in largest)), "CPU")
     assumed = f"{assumed}: {counted(len(largest), 'node')} with {cpus} in all"
@@ -342,13 +346,15 @@ def _largest(path: Path) -> tuple[Node, ...] | None:
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-        kinds, most = found["available_node_types"], int(found["max_workers"])
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        kinds, max_workers = settings["available_node_types"], int(settings["max_workers"])
         workers: list[Node] = []
         for kind in kinds.values():
-            workers += [_node_of(kind["resources"])] * min(most, int(kind.get("max_workers", most)))
+            workers += [_node_of(kind["resources"])] * min(
+                max_workers, int(kind.get("max_workers", max_workers))
+            )
         workers.sort(key=lambda node: (node.gpus, node.cpus), reverse=True)
-        return _node_of(kinds[found["head_node_type"]]["resources"]), *workers[:most]
+        return _node_of(kinds[settings["head_node_type"]]["resources"]), *workers[:max_workers]
     except (OSError, KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError):
         return None
 
@@ -393,23 +399,23 @@ def await_room(config: Config, say: Callable[[str], None], stop: threading.Event
     wanted = e.actors_wanted[0]
     share = nodes.share_anywhere(e.gpus_per_actor)
     bundle = {"CPU": e.cpus_per_actor} | ({"GPU": share} if share else {})
-    begun, seconds, told = time.monotonic(), 0.0, False
+    start_time, seconds, requested = time.monotonic(), 0.0, False
     while (room := this_cluster(e.gpus_per_actor).room(e.cpus_per_actor, e.gpus_per_actor)) < wanted:
         if not seconds:
             seconds = e.wait if e.wait != "auto" else (_NODES_TIMEOUT if _autoscales() else _RELEASE_TIMEOUT)
-        if stop.is_set() or time.monotonic() > begun + seconds:
+        if stop.is_set() or time.monotonic() > start_time + seconds:
             break
-        if not told and seconds > _RELEASE_TIMEOUT:
+        if not requested and seconds > _RELEASE_TIMEOUT:
             request_resources(bundles=[bundle] * wanted)
             say(f"waiting for nodes: there is room for {room} of {wanted} actors (at most {seconds:.0f} s)")
-            told = True
+            requested = True
         stop.wait(0.2 if seconds <= _RELEASE_TIMEOUT else 1.0)
-    if told:
+    if requested:
         # From now on the actors keep the nodes alive; the request is no longer needed
         request_resources(bundles=[])
     if room < wanted and not stop.is_set():
-        whole = Available(tuple(nodes.whole(e.gpus_per_actor).values()), 0.0)
-        if whole.room(e.cpus_per_actor, e.gpus_per_actor) >= wanted:
+        cluster = Available(tuple(nodes.whole(e.gpus_per_actor).values()), 0.0)
+        if cluster.room(e.cpus_per_actor, e.gpus_per_actor) >= wanted:
             raise ConfigError(
                 "execution.actors",
                 f"other work holds the cluster: there is room for {room} of {counted(wanted, 'actor')}",

@@ -148,8 +148,8 @@ class Crew:
         missing = {place for place in self._lost if self.missing(place)}
         if missing - self._reported:
             self._reported |= missing
-            left = len(self.present)
-            what = f"continuing with {left}" if left else "none is left, waiting for room for one"
+            remaining = len(self.present)
+            what = f"continuing with {remaining}" if remaining else "none is left, waiting for room for one"
             self._say(f"client actors lost: {what}")
         waited = time.monotonic() - max(process.begun for process in self.members)
         if not self.present and waited > _NOBODY:
@@ -180,15 +180,15 @@ class Dispatch:
             homes.setdefault(None if task.home is None else task.home % size, []).append(i)
         self._free: deque[_Message] = deque()
         self._pinned: list[deque[_Message]] = [deque() for _ in range(size)]
-        for home, some in homes.items():
-            found = bundles([tasks[i] for i in some], crew.likely if home is None else 1)
-            self._queue(home).extend(_Message([some[i] for i in bundle], home) for bundle in found)
+        for home, numbers in homes.items():
+            groups = bundles([tasks[i] for i in numbers], crew.likely if home is None else 1)
+            self._queue(home).extend(_Message([numbers[i] for i in bundle], home) for bundle in groups)
         self._sent: dict[Ref, _Sent] = {}
 
     @property
     def busy(self) -> int:
         """How many actors have work."""
-        return len({one.place for one in self._sent.values()})
+        return len({sent.place for sent in self._sent.values()})
 
     def _queue(self, home: int | None) -> deque[_Message]:
         return self._free if home is None else self._pinned[home]
@@ -216,8 +216,8 @@ class Dispatch:
     def _feed(self) -> None:
         """Send work to the actors that have answered: one message to each of them, then a second one."""
         waiting = [0] * len(self._crew.members)
-        for one in self._sent.values():
-            waiting[one.place] += 1
+        for sent in self._sent.values():
+            waiting[sent.place] += 1
         for place, queue in enumerate(self._pinned):
             if queue and self._crew.missing(place):
                 self._free.extend(queue)
@@ -232,12 +232,12 @@ class Dispatch:
 
     def _send(self, message: _Message, place: int) -> None:
         tasks = [self._tasks[i] for i in message.tasks]
-        sent = [laid_out(task.objects) for task in tasks]
+        layouts = [laid_out(task.objects) for task in tasks]
         calls = [
             Call(task.method, task.job, names, task.keeps)
-            for task, (names, _) in zip(tasks, sent, strict=True)
+            for task, (names, _) in zip(tasks, layouts, strict=True)
         ]
-        refs = self._current([ref for _, some in sent for ref in some])
+        refs = self._current([ref for _, some in layouts for ref in some])
         count = 1 + sum(len(task.keeps) for task in tasks)
         answer = self._crew.members[place].actor.perform.options(num_returns=count).remote(calls, *refs)
         first, *rest = [answer] if count == 1 else list(answer)
@@ -258,8 +258,8 @@ class Dispatch:
         self._crew.deaths.none()
         method, cost, work = self._work(done.message)
         self._deadlines.measured(method, done.silence.seconds, cost, work)
-        for ref, one in self._sent.items():  # the actor now works on the next message
-            if one.place == place:
+        for ref, sent in self._sent.items():  # the actor now works on the next message
+            if sent.place == place:
                 self._sent[ref].silence = Silence()
         self._feed()
         rest = iter(done.rest)
@@ -272,15 +272,15 @@ class Dispatch:
         Raises:
             RayflError: if actors keep dying, in general or over the same work.
         """
-        lost = {ref: one.message for ref, one in self._sent.items() if one.place == place}
-        for ref in lost:
+        messages = {ref: sent.message for ref, sent in self._sent.items() if sent.place == place}
+        for ref in messages:
             del self._sent[ref]
-        foremost = next(iter(lost.values()), None)
+        foremost = next(iter(messages.values()), None)
         if foremost is not None:
             foremost.lost += 1
             if foremost.lost > _MAX_LOST:
                 raise RayflError(_fatal(foremost, self._tasks, error)) from error
-        for message in reversed(lost.values()):
+        for message in reversed(messages.values()):
             self._queue(message.home).appendleft(message)
         self._crew.replace(place, error)
 
@@ -292,15 +292,15 @@ class Dispatch:
     def _replace_silent(self) -> None:
         """Kill the actors that have worked on a message for too long."""
         foremost: dict[int, tuple[Ref, _Sent]] = {}
-        for ref, one in self._sent.items():
-            foremost.setdefault(one.place, (ref, one))
-        for place, (ref, one) in foremost.items():
-            method, cost, work = self._work(one.message)
-            allowed = self._deadlines.seconds(method, cost, one.message.lost, work)
-            if one.silence.seconds >= allowed and ray.wait([ref], timeout=0, fetch_local=False)[0]:
+        for ref, sent in self._sent.items():
+            foremost.setdefault(sent.place, (ref, sent))
+        for place, (ref, sent) in foremost.items():
+            method, cost, work = self._work(sent.message)
+            allowed = self._deadlines.seconds(method, cost, sent.message.lost, work)
+            if sent.silence.seconds >= allowed and ray.wait([ref], timeout=0, fetch_local=False)[0]:
                 continue  # it has answered while others were replaced
-            if self._deadlines.over(one.silence, allowed, self._crew.members[place]):
-                self._deadlines.missed(method, one.message.lost)
+            if self._deadlines.over(sent.silence, allowed, self._crew.members[place]):
+                self._deadlines.missed(method, sent.message.lost)
                 self._bury(place, None)
 
 

@@ -124,14 +124,18 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
         # Results of fewer rounds are out of date from the next round on.
         for name in ("summary.json", "newcomers.csv", "newcomers_communication.csv", "models/clients"):
             files.remove(directory.path / name)
-        now, begun = versions(), directory.versions
-        changed = ", ".join(f"{each} {old}" for each, old in begun.items() if now.get(each, old) != old)
+        current, original = versions(), directory.versions
+        changed = ", ".join(
+            f"{package} {version}"
+            for package, version in original.items()
+            if current.get(package, version) != version
+        )
         if changed:
             emit(Note(f"the run began with {changed}, and goes on with other versions"))
         environment = {
             **machine(),
-            "versions": begun or now,
-            **({"resumed_with": now} if changed else {}),
+            "versions": original or current,
+            **({"resumed_with": current} if changed else {}),
             "dataset": federation.samples.name,
             **directory.division(stages),
             "engine": host.engine,
@@ -252,8 +256,8 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
 
 def _variables(config: Config) -> dict[str, str]:
     """The environment variables that loggers and object storage need where the driver runs."""
-    there = {} if isinstance(config.output.root, Path) else remote.variables(os.environ)
-    return {**environment(config.output.all_loggers), **there}
+    storage_variables = {} if isinstance(config.output.root, Path) else remote.variables(os.environ)
+    return {**environment(config.output.all_loggers), **storage_variables}
 
 
 class _DriverDied(Exception):
@@ -270,14 +274,14 @@ def _watch_driver(
     """Run the driver in an actor and relay its events."""
     # The driver writes the run directory, so it runs on this node. It mostly waits, so no CPU is reserved.
     node = ray.get_runtime_context().get_node_id()
-    here = NodeAffinitySchedulingStrategy(node, soft=False)
+    this_node = NodeAffinitySchedulingStrategy(node, soft=False)
     names = named(directory.path.name, "driver")
-    options = {**UNRECORDED, **names, "num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
+    options = {**UNRECORDED, **names, "num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": this_node}
     driver = Process.of("the driver", ray.remote(DriverActor).options(**options).remote())
     modules, variables = [p.module for p in plugins.loaded()], _variables(config)
     done = driver.actor.run.remote(config, directory.path, modules, Path.cwd(), variables)
     deadlines = Deadlines(deadline, lambda text: listen(Note(text)))
-    told = False
+    asked_to_stop = False
     head, headless = Head(), None
     try:
         while True:
@@ -308,9 +312,9 @@ def _watch_driver(
                     raise _gone(head, directory)
             if finished:
                 break
-            if stop.is_set() and not told:
+            if stop.is_set() and not asked_to_stop:
                 driver.actor.stop.remote()
-                told = True
+                asked_to_stop = True
         with plain_errors():
             if not ray.get(done):
                 raise Interrupted

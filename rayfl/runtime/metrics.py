@@ -78,18 +78,18 @@ class RayMetrics:
         from ray.util.metrics import Counter, Gauge
 
         keys = ("Run", "Method")
-        for name, about in GAUGES.items():
-            self._metrics[name] = Gauge(name, about, tag_keys=keys)
-        for name, about in COUNTERS.items():
-            more = ("Tier", "Direction") if name == "rayfl_bytes" else ()
-            self._metrics[name] = Counter(name, about, tag_keys=(*keys, *more))
+        for name, description in GAUGES.items():
+            self._metrics[name] = Gauge(name, description, tag_keys=keys)
+        for name, description in COUNTERS.items():
+            further_keys = ("Tier", "Direction") if name == "rayfl_bytes" else ()
+            self._metrics[name] = Counter(name, description, tag_keys=(*keys, *further_keys))
 
     def _count(self, name: str, value: float, tags: Mapping[str, str]) -> None:
         """Raise a counter to this value."""
         key = name, "/".join(tags.values())
-        more = value - self._before.get(key, 0.0)
-        if more > 0:
-            self._metrics[name].inc(more, tags=dict(tags))
+        increase = value - self._before.get(key, 0.0)
+        if increase > 0:
+            self._metrics[name].inc(increase, tags=dict(tags))
             self._before[key] = value
 
 

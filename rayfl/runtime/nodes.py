@@ -27,23 +27,23 @@ def whole(gpus: PerActor = 0.0) -> dict[str, Node]:
     Args:
         gpus: the share of a GPU for an actor; nodes are asked for their GPU memory only if this is ``auto``.
     """
-    there = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-    return _nodes(there, gpus)
+    alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    return _nodes(alive, gpus)
 
 
 def free(gpus: PerActor = 0.0) -> dict[str, Node]:
     """The free resources of the nodes, by node id."""
-    there = whole(gpus)
-    left = ray.state.available_resources_per_node()
+    all_nodes = whole(gpus)
+    available = ray.state.available_resources_per_node()
     return {
         name: replace(
-            there[name],
+            all_nodes[name],
             cpus=resources.get("CPU", 0.0),
             gpus=resources.get("GPU", 0.0),
             memory=resources.get("memory", math.inf),
         )
-        for name, resources in left.items()
-        if name in there
+        for name, resources in available.items()
+        if name in all_nodes
     }
 
 
@@ -72,8 +72,10 @@ def _gpu_bytes(resources: Mapping[str, Mapping[str, float]]) -> dict[str, float 
     silent = [name for name, each in with_gpus.items() if GPU_GB not in each and name not in _asked]
     if silent:
         ask = ray.remote(num_cpus=0, max_retries=0, **UNRECORDED)(smallest_gpu)
-        there = {name: NodeAffinitySchedulingStrategy(name, soft=False) for name in silent}
-        answers = {name: ask.options(scheduling_strategy=place).remote() for name, place in there.items()}
+        strategies = {name: NodeAffinitySchedulingStrategy(name, soft=False) for name in silent}
+        answers = {
+            name: ask.options(scheduling_strategy=place).remote() for name, place in strategies.items()
+        }
         for name, answer in answers.items():
             try:
                 _asked[name] = ray.get(answer, timeout=_PATIENCE)
@@ -86,7 +88,7 @@ def smallest_gpu() -> float | None:
     """Bytes of the smallest GPU of this machine, from NVIDIA's driver; None if it does not answer."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE / 2, check=True)
-        return min(float(line) for line in said.stdout.split()) * 2**20
+        process = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE / 2, check=True)
+        return min(float(line) for line in process.stdout.split()) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError):
         return None

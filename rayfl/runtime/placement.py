@@ -52,9 +52,9 @@ class Placement:
             ConfigError: if no node qualifies for servers, or if this one, where the driver runs, does not.
         """
         execution = config.execution
-        wanted = cls(execution.servers_on, execution.placement, execution.shard_models)
-        wanted._check(ray.nodes(), ray.get_runtime_context().get_node_id())
-        return wanted
+        placement = cls(execution.servers_on, execution.placement, execution.shard_models)
+        placement._check(ray.nodes(), ray.get_runtime_context().get_node_id())
+        return placement
 
     def _check(self, there: list[dict[str, Any]], here: str) -> None:
         if self.servers_on is None:

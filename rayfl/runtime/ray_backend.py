@@ -110,13 +110,13 @@ class _HostActor(ClientHost):
             The reports of all calls, then the results that each keeps, in the same order.
         """
         reports: list[Any] = []
-        kept: list[Any] = []
+        results: list[Any] = []
         values = iter(objects)
         for call in calls:
             report, objects_kept = carry_out(self, call, values)
             reports.append(report)
-            kept += objects_kept
-        return [reports, *kept] if kept else reports
+            results += objects_kept
+        return [reports, *results] if results else reports
 
     @override
     def train(self, job: TrainJob, objects: Objects) -> Answer:
@@ -214,14 +214,14 @@ class RayBackend(Backend):
         self._settle()
         wanted = ref if isinstance(ref, list) else [ref]
         refs = self._current([shard for each in wanted for shard in apart(each)])
-        left = list(dict.fromkeys(refs))
+        unfinished = list(dict.fromkeys(refs))
         with plain_errors():
-            while left:  # not all at once, so that stop requests are noticed
-                _, left = ray.wait(left, num_returns=len(left), timeout=TICK)
+            while unfinished:  # not all at once, so that stop requests are noticed
+                _, unfinished = ray.wait(unfinished, num_returns=len(unfinished), timeout=TICK)
                 self.tick()
-            found = iter(ray.get(refs))
+            fetched = iter(ray.get(refs))
         values = [
-            whole([next(found) for _ in each.shards]) if isinstance(each, Joined) else next(found)
+            whole([next(fetched) for _ in each.shards]) if isinstance(each, Joined) else next(fetched)
             for each in wanted
         ]
         return values if isinstance(ref, list) else values[0]
@@ -268,7 +268,7 @@ class RayBackend(Backend):
             del self._instead[lost]
 
     def _complete(self) -> None:
-        most = 0  # many calls may be lost with one death, which counts once
+        most_lost = 0  # many calls may be lost with one death, which counts once
         while self._pending:
             call, error = self._pending[0], None
             try:
@@ -283,14 +283,14 @@ class RayBackend(Backend):
                     raise
                 # Drop the traceback: its frames refer to the error, and this frame to the call: a cycle.
                 error = raised.with_traceback(None)
-            if call.lost == most:
-                most += 1
+            if call.lost == most_lost:
+                most_lost += 1
                 self._deaths.one(error)
             if call.server is not None:
                 server = self._servers[call.server]
                 self._servers[call.server] = Process.of(server.name, server.actor)  # Ray has restarted it
-            done, *again = call.submit()
-            self._instead.update(zip(call.results, again, strict=True))
+            done, *new_results = call.submit()
+            self._instead.update(zip(call.results, new_results, strict=True))
             self._pending[0] = call._replace(done=done, lost=call.lost + 1)
 
     def _answered(self, call: _Pending) -> bool:
@@ -318,8 +318,8 @@ class RayBackend(Backend):
 
         def new(place: int) -> Any:
             options = {**UNRECORDED, **named(self._run, f"client:{place}"), **places[place]}
-            own = replace(host, gpu_fraction=options["num_gpus"])
-            return actor.options(**options).remote(stages, own)
+            actor_host = replace(host, gpu_fraction=options["num_gpus"])
+            return actor.options(**options).remote(stages, actor_host)
 
         self._crew = Crew(self.actors, new, self._deaths, lambda text: self.say(text))
 
@@ -341,12 +341,12 @@ class RayBackend(Backend):
     def serve(
         self, server: int, method: str, job: Any, objects: Objects, keeps: Sequence[Key]
     ) -> dict[Key, Ref]:
-        names, sent = laid_out(objects)
+        names, object_refs = laid_out(objects)
         place, call = server % self._server_count, Call(method, job, names, tuple(keeps))
         if place not in self._servers:
             self._servers[place] = self._new_server(place)
         lps = self._servers[place].actor.perform.options(num_returns=1 + len(keeps))
-        refs = self._submit(lambda: lps.remote(call, *self._current(sent)), place)
+        refs = self._submit(lambda: lps.remote(call, *self._current(object_refs)), place)
         return dict(zip(keeps, refs, strict=True))
 
     def _new_server(self, place: int) -> Process:

@@ -157,39 +157,39 @@ class Copies:
         """Count the copies for N clients that train in blocks on client actors, and K models."""
         method, fan_in = config.algorithm, config.execution.fan_in
         states = type(config.local).state_size is not LocalObjective.state_size
-        kept = states + method.keeps_updates  # of each client, between rounds
-        rows = sends_models(config)  # trained models are sent, not sums
+        kept_rows = states + method.keeps_updates  # of each client, between rounds
+        sends_rows = sends_models(config)  # trained models are sent, not sums
         large = parameters >= LARGE
         work = work_of(config.local, LocalWork(1, 1, 1.0, momentum=config.training.momentum))
         calls = min(block, clients_in_a_call(parameters))
         # One model to test; for each client that trains: its model, its gradient, ...
         training = 1 + calls * (2 + bool(work.momentum) + bool(work.proximal))
-        together = 1 if large and calls == 1 and not (kept or rows) else block
+        together = 1 if large and calls == 1 and not (kept_rows or sends_rows) else block
         # The sum, and gaps between freed arrays, which the process keeps.
-        sums = 3 if not rows and (block > 1 or fan_in) else 0
+        sums = 3 if not sends_rows and (block > 1 or fan_in) else 0
         steps = type(method).server_step is not Algorithm.server_step
-        keep = 2 * kept * clients
+        kept_copies = 2 * kept_rows * clients
         if config.execution.backend == "inline":  # more is written to disk
             budget = 2 * config.execution.state_memory * total_memory() / (4 * parameters)
-            keep = min(keep, kept * (int(budget) + config.training.cohort(clients)))
+            kept_copies = min(kept_copies, kept_rows * (int(budget) + config.training.cohort(clients)))
         waiting = most_waiting(parameters)
         ranges = Ranges.of(parameters, config.shards)
         early = not fan_in and blocks > waiting  # sums are added while others train
         a_sum = 1 if block == 1 and not fan_in else 2
         vectors = type(config.local).server_size is not LocalObjective.server_size
-        joins = 1 + vectors + block * rows  # shards are joined, rows are cut into shards
-        if rows:
+        joins = 1 + vectors + block * sends_rows  # shards are joined, rows are cut into shards
+        if sends_rows:
             sent = blocks * block
         elif early:
-            there = waiting * (1 + models) + _IN_FLIGHT * actors  # also those that are being added
-            sent = a_sum * min(blocks, there) + 4 * models
+            in_store = waiting * (1 + models) + _IN_FLIGHT * actors  # also those that are being added
+            sent = a_sum * min(blocks, in_store) + 4 * models
         else:
             sent = a_sum * (-(-blocks // fan_in) if fan_in else blocks)
         return cls(
-            client=training + together * (1 + kept) + sums + joins * (len(ranges) > 1),
+            client=training + together * (1 + kept_rows) + sums + joins * (len(ranges) > 1),
             server=(1 + 2 * early + 8 * steps) * ranges.largest,
             driver=2 * models,
-            store=2 * models + sent + keep,
+            store=2 * models + sent + kept_copies,
         )
 
 
@@ -236,8 +236,8 @@ class Keeping:
 
 def free_disk(folder: Path) -> float:
     """Free bytes of the disk on which a folder is, or will be."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    return float(shutil.disk_usage(there).free)
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    return float(shutil.disk_usage(existing).free)
 
 
 @dataclass(frozen=True)
@@ -307,16 +307,16 @@ class ResourcePlan:
         gpus = f", {self.gpus:g} GPU{'s' * (self.gpus != 1)}" if self.gpus else ""
         cpus = f"{self.cpus:g} CPU{'s' * (self.cpus != 1)}"
         more = f", up to {self.most_actors} as nodes join" if self.most_actors > self.actors else ""
-        short = []
+        warnings = []
         if self.store_there_gb is not None and self.store_gb > self.store_there_gb:
             many = self.sums > 2 and not self.in_tree and not self.unsummed
             fewer = " 'execution.fan_in' sends fewer sums," if many else ""
-            short = [
+            warnings = [
                 f"the object store of a node has {size(1e9 * self.store_there_gb)} only: the rest is written "
                 f"to disk, which is slow;{fewer} 'ray start --object-store-memory' makes it larger"
             ]
         if self.node_there_gb is not None and self.node_gb > self.node_there_gb:
-            short.append(
+            warnings.append(
                 f"this does not fit: a node has {size(1e9 * self.node_there_gb)} free; fewer client actors "
                 "('execution.actors'), a smaller 'execution.block_size' or a smaller model need less"
             )
@@ -324,27 +324,29 @@ class ResourcePlan:
             what, how = "sums of a model", "'execution.fan_in' has client actors add them first"
             if self.unsummed:
                 what, how = "models of clients", "a lower 'training.participation' sends fewer"
-            short.append(f"a local server may get {self.sums:,} {what}, {size(1e9 * self.sums_gb)}; {how}")
+            warnings.append(f"a local server may get {self.sums:,} {what}, {size(1e9 * self.sums_gb)}; {how}")
         return [
             f"{counted(self.clients, 'client')}, {self.cohort:,} per round, in at least {self.blocks:,} "
             f"blocks of {self.block_size} on {counted(self.actors, 'client actor')} ({cpus}{gpus}){more}",
             *self._memory(),
             *([self.keeping.line()] if self.keeping and self.keeping.all > WHOLE else []),
-            *short,
+            *warnings,
         ]
 
     def _memory(self) -> list[str]:
         """The memory that copies of the model take, by process."""
-        numbers, each = f"{self.parameters:,} parameters", size(4.0 * self.parameters)
+        numbers, per_copy = f"{self.parameters:,} parameters", size(4.0 * self.parameters)
         of, needed = self.copies, size(1e9 * self.node_gb)
         shards = f" (which has one of {self.shards} shards)" if self.shards > 1 else ""
         if self.inline:
             many = math.ceil(of.client + of.server + of.driver + of.store)
-            return [f"{numbers}; about {needed} in all, with at most {many} copies of {each} of the model"]
+            return [
+                f"{numbers}; about {needed} in all, with at most {many} copies of {per_copy} of the model"
+            ]
         return [
             f"{numbers}; about {size(1e9 * self.worker_gb)} a client actor, "
             f"{size(1e9 * self.store_gb)} in the object store",
-            f"at most {of.client} copies ({each}) of the model in a client actor, {of.server:.3g} in an "
+            f"at most {of.client} copies ({per_copy}) of the model in a client actor, {of.server:.3g} in an "
             f"LPS{shards}, "
             f"{of.driver} in the driver, {of.store} in the object store; {needed} on a node with "
             f"{counted(self.node_actors, 'client actor')}, the LPSs and the driver",
@@ -403,25 +405,27 @@ def plan_resources(
                 "lower execution.cpus_per_actor or execution.gpus_per_actor",
             )
         share = int(1000 * have / actors) / 1000
-        many = "execution.clients_per_actor" if e.clients_per_actor else "execution.actors"
+        setting = "execution.clients_per_actor" if e.clients_per_actor else "execution.actors"
         fewer = -(-clients // max(1, room)) if e.clients_per_actor else max(1, room)
         fitting = [f"execution.{lacking}_per_actor={share:g}"] if share > 0 else []
-        fitting += [f"{many}={fewer}"] if room else []
+        fitting += [f"{setting}={fewer}"] if room else []
         needs = "needs" if actors == 1 else "need"
         needed = f"{counted(actors, 'actor')} of {per:g} {lacking[:-1].upper()} {needs} {actors * per:g}"
-        there = float(sum(getattr(node, lacking) for node in available.whole))
-        if there > have:
-            could = Available(available.whole, 0.0).room(e.cpus_per_actor, e.gpus_per_actor)
-            alone = -(-clients // max(1, could)) if e.clients_per_actor else could
+        total = float(sum(getattr(node, lacking) for node in available.whole))
+        if total > have:
+            cluster_room = Available(available.whole, 0.0).room(e.cpus_per_actor, e.gpus_per_actor)
+            alone = -(-clients // max(1, cluster_room)) if e.clients_per_actor else cluster_room
             now = [" or ".join(fitting) + " would fit now"] if fitting else []
-            later = [f"{many}={alone} with execution.wait=3600 waits up to an hour"] if could else []
+            later = (
+                [f"{setting}={alone} with execution.wait=3600 waits up to an hour"] if cluster_room else []
+            )
             raise ConfigError(
-                many,
-                f"{needed}; the cluster has {there:g}, of which other work holds {there - have:g}",
+                setting,
+                f"{needed}; the cluster has {total:g}, of which other work holds {total - have:g}",
                 "; ".join(now + later) or f"none can be placed without {lacking}",
             )
         raise ConfigError(
-            many,
+            setting,
             f"{needed}, there are {have:g}",
             (" or ".join(fitting) + " would fit") if fitting else f"none can be placed without {lacking}",
         )

@@ -105,13 +105,13 @@ def run_trials(
                 store, _Listener(lambda config: lost(config["place"]), lambda config: ended(config["place"]))
             ),
         ).fit()
-        found = {}
+        outcomes = {}
         for result in results:
             place = (result.config or {}).get("place")
             if place is not None:
-                found[place] = _outcome(result)
+                outcomes[place] = _outcome(result)
     for place in range(len(items)):
-        yield place, found.get(place, {"error": "was not begun"})
+        yield place, outcomes.get(place, {"error": "was not begun"})
 
 
 def search(
@@ -132,8 +132,8 @@ def search(
     kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
     space: dict[str, Any] = {}
     for name, values in how.space.items():
-        kind, given = ("choice", values) if isinstance(values, list) else next(iter(values.items()))
-        space[name] = tune.choice(given) if kind == "choice" else kinds[kind](*given)
+        kind, arguments = ("choice", values) if isinstance(values, list) else next(iter(values.items()))
+        space[name] = tune.choice(arguments) if kind == "choice" else kinds[kind](*arguments)
     searcher: Any  # also limits the trials: Tune's own limit does not apply to a given searcher
     if how.optuna:
         import optuna
@@ -210,8 +210,8 @@ def _outcome(result: Any) -> Mapping[str, Any]:
 
 def _resources(room: Room) -> dict[str, float]:
     if room.actors:  # client actors reserve their CPUs themselves; the driver of the run writes here
-        here = ray.get_runtime_context().get_node_id()
-        address = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
+        node_id = ray.get_runtime_context().get_node_id()
+        address = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == node_id)
         return {"CPU": 0.0, f"node:{address}": 0.001}
     return {"CPU": room.cpus} | ({"GPU": room.gpus} if room.gpus else {})
 
@@ -252,7 +252,7 @@ def _run_config(store: str, listener: _Listener) -> Any:
 @contextlib.contextmanager
 def _experiment() -> Iterator[str]:
     """A folder for Tune's own files, which are not needed later: runs are found by their hashes."""
-    before = dict(os.environ)
+    environment = dict(os.environ)
     os.environ.update(_QUIET)
     log = logging.getLogger("ray.tune")
     level = log.level
@@ -266,14 +266,14 @@ def _experiment() -> Iterator[str]:
         ended.set()
         log.setLevel(level)
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environment)
         shutil.rmtree(store, ignore_errors=True)
 
 
 def _watch_node(ended: threading.Event) -> None:
     """Print one line if this node's Ray has died: Ray then ends this process without a message."""
-    here = ray.get_runtime_context().get_node_id()
-    node = next(node for node in ray.nodes() if node["NodeID"] == here)
+    node_id = ray.get_runtime_context().get_node_id()
+    node = next(node for node in ray.nodes() if node["NodeID"] == node_id)
     address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     while reachable(address):
         if ended.wait(_TICK):

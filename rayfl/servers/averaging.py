@@ -77,19 +77,19 @@ class Arriving:
         return replace(done, refs={key: ref for key, ref in done.refs.items() if key[0] != "sum"})
 
     def _take(self, part: Part, sender: int, ref: Ref) -> None:
-        here, awaited = self._here[part], self._awaited[part]
-        here[sender] = ref
-        while awaited and awaited[0] in here:
+        arrived, awaited = self._here[part], self._awaited[part]
+        arrived[sender] = ref
+        while awaited and awaited[0] in arrived:
             block = awaited.popleft()
-            self._in_order[part]["sum", block] = here.pop(block)
+            self._in_order[part]["sum", block] = arrived.pop(block)
             if len(self._in_order[part]) > self._most:
                 self._in_order[part] = self._added(part)
 
     def _added(self, part: Part) -> dict[Key, Ref]:
         """Add the sums of a part that are next in order into one."""
-        some = self._in_order[part]
-        found = self._servers.backend.serve(self._servers.lps(*part), "add", None, some, [SUM])
-        return {next(iter(some)): found[SUM]}
+        sums = self._in_order[part]
+        refs = self._servers.backend.serve(self._servers.lps(*part), "add", None, sums, [SUM])
+        return {next(iter(sums)): refs[SUM]}
 
     def by_part(self) -> dict[Part, dict[Key, Ref]]:
         """The sums of each part in the order of the blocks, when all have arrived."""
@@ -126,8 +126,10 @@ class Averaging:
         """The server step for some models."""
         if self.optimizer is None:
             return None
-        some = list(models)
-        return Optimizer(self.optimizer.step, self.optimizer.clients[some], self.optimizer.members[some])
+        indices = list(models)
+        return Optimizer(
+            self.optimizer.step, self.optimizer.clients[indices], self.optimizer.members[indices]
+        )
 
 
 def reduce_sums(
@@ -146,23 +148,23 @@ def reduce_sums(
     shared, common = (servers.ranges.within(each) for each in (averaging.shared, averaging.common))
     facts = []
     for row in sorted({row for row, _ in parts}):
-        still = []
+        corrections = []
         if averaging.absent is not None:
-            still.append(Partial(np.zeros(1), 0.0, keep=float(averaging.absent[row])))
+            corrections.append(Partial(np.zeros(1), 0.0, keep=float(averaging.absent[row])))
         if rescaled is not None and rescaled[row] != 1:
-            still.append(Partial(np.zeros(1), 0.0, scale=float(rescaled[row])))
+            corrections.append(Partial(np.zeros(1), 0.0, scale=float(rescaled[row])))
         keeps = [MODEL, FACTS]
         keeps += [VECTOR] * (members is not None)
         keeps += [("memory", 0)] * (averaging.optimizer is not None)
         models, memories = apart(servers.models[row]), _memories(servers, averaging, row)
         vectors = None if members is None else apart(servers.vectors[row])
-        found = []
+        shard_refs = []
         for shard, model in enumerate(models):
             job = ReduceJob(
                 row,
                 shared[shard],
                 common[shard],
-                tuple(still),
+                tuple(corrections),
                 None if members is None else int(members[row]),
                 averaging.own_optimizer([row]),
                 averaging.needs_norms,
@@ -173,13 +175,13 @@ def reduce_sums(
                 objects[VECTOR] = vectors[shard]
             if memories is not None:
                 objects["memory", 0] = memories[shard]
-            found.append(servers.backend.serve(servers.lps(row, shard), "reduce", job, objects, keeps))
-        servers.models[row] = Joined.of([each[MODEL] for each in found])
+            shard_refs.append(servers.backend.serve(servers.lps(row, shard), "reduce", job, objects, keeps))
+        servers.models[row] = Joined.of([each[MODEL] for each in shard_refs])
         if members is not None:
-            servers.vectors[row] = Joined.of([each[VECTOR] for each in found])
+            servers.vectors[row] = Joined.of([each[VECTOR] for each in shard_refs])
         if averaging.optimizer is not None:
-            _remember(servers, row, Joined.of([each["memory", 0] for each in found]))
-        facts += [each[FACTS] for each in found]
+            _remember(servers, row, Joined.of([each["memory", 0] for each in shard_refs]))
+        facts += [each[FACTS] for each in shard_refs]
     return facts
 
 
@@ -187,13 +189,13 @@ def _tree(servers: Servers, sums: dict[Part, dict[Key, Ref]]) -> dict[Part, dict
     """Reduce the sums of each part to at most ``fan_in`` for the LPS: client actors, idle by now, add
     neighbours level by level.
     """
-    most = servers.blocks.fan_in
-    while most and (wide := [part for part, some in sums.items() if len(some) > most]):
+    fan_in = servers.blocks.fan_in
+    while fan_in and (wide := [part for part, some in sums.items() if len(some) > fan_in]):
         chunks = [
-            (part, refs[first : first + most])
+            (part, refs[first : first + fan_in])
             for part in wide
             for refs in [list(sums[part].values())]
-            for first in range(0, len(refs), most)
+            for first in range(0, len(refs), fan_in)
         ]
         tasks = [Task.calling(_added, *some, cost=float(len(some))) for _, some in chunks]
         sums = {**sums, **{part: {} for part in wide}}
@@ -224,45 +226,47 @@ def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list
     shared, common = (servers.ranges.within(each) for each in (averaging.shared, averaging.common))
     facts = []
     for number, first in enumerate(range(0, len(filled), size)):
-        some: list[int] = filled[first : first + size].tolist()
-        dense = weights[some].toarray()
-        theirs = None if kept is None else kept[some].toarray()
-        wanted = [b for b, block in enumerate(blocks) if dense[:, block].any()]
+        chunk: list[int] = filled[first : first + size].tolist()
+        dense = weights[chunk].toarray()
+        dense_kept = None if kept is None else kept[chunk].toarray()
+        needed_blocks = [b for b, block in enumerate(blocks) if dense[:, block].any()]
         job = CombineJob(
             averaging.shared,
             averaging.common,
-            models=tuple(some),
-            blocks=tuple(wanted),
-            weights=[dense[:, blocks[b]] for b in wanted],
-            kept=None if theirs is None else [theirs[:, blocks[b]] for b in wanted],
-            keep=keep[some],
+            models=tuple(chunk),
+            blocks=tuple(needed_blocks),
+            weights=[dense[:, blocks[b]] for b in needed_blocks],
+            kept=None if dense_kept is None else [dense_kept[:, blocks[b]] for b in needed_blocks],
+            keep=keep[chunk],
             statistics=0,
-            optimizer=averaging.own_optimizer(some),
+            optimizer=averaging.own_optimizer(chunk),
             needs_norm=averaging.needs_norms,
             updates=averaging.updates,
             rule=averaging.rule,
         )
-        keeps: list[Key] = [*(("model", k) for k in some), FACTS]
-        keeps += [("memory", k) for k in some] * (averaging.optimizer is not None)
-        models = {k: apart(servers.models[k]) for k in some}
-        memories = {k: _memories(servers, averaging, k) for k in some}
-        found = []
+        keeps: list[Key] = [*(("model", k) for k in chunk), FACTS]
+        keeps += [("memory", k) for k in chunk] * (averaging.optimizer is not None)
+        models = {k: apart(servers.models[k]) for k in chunk}
+        memories = {k: _memories(servers, averaging, k) for k in chunk}
+        shard_refs = []
         for shard, place in enumerate(servers.ranges):
-            own = replace(
+            shard_job = replace(
                 job,
                 shared=shared[shard],
                 common=common[shard],
                 statistics=length_from(shared[shard], servers.spec.n_parameters - place.start),
             )
-            objects: dict[Key, Ref] = {("model", k): models[k][shard] for k in some}
-            objects.update({("rows", b): averaging.trained[b].refs[ROWS, shard] for b in wanted})
+            objects: dict[Key, Ref] = {("model", k): models[k][shard] for k in chunk}
+            objects.update({("rows", b): averaging.trained[b].refs[ROWS, shard] for b in needed_blocks})
             objects.update({("memory", k): refs[shard] for k, refs in memories.items() if refs is not None})
-            found.append(servers.backend.serve(servers.lps(number, shard), "combine", own, objects, keeps))
-        for k in some:
-            servers.models[k] = Joined.of([each["model", k] for each in found])
+            shard_refs.append(
+                servers.backend.serve(servers.lps(number, shard), "combine", shard_job, objects, keeps)
+            )
+        for k in chunk:
+            servers.models[k] = Joined.of([each["model", k] for each in shard_refs])
             if averaging.optimizer is not None:
-                _remember(servers, k, Joined.of([each["memory", k] for each in found]))
-        facts += [each[FACTS] for each in found]
+                _remember(servers, k, Joined.of([each["memory", k] for each in shard_refs]))
+        facts += [each[FACTS] for each in shard_refs]
     return facts
 
 

@@ -164,9 +164,11 @@ def check_batches(config: Config, spec: ModelSpec, stages: Sequence[Stage]) -> N
     size, federations = config.training.batch_size, [stage.federation for stage in stages]
     if type(config.order).visits is not Ordering.visits:
         return
-    alone = [np.flatnonzero((f.sizes > 0) & ((f.sizes - 1) % size == 0)) for f in federations]
-    place = next((k for k, who in enumerate(alone) if len(who) > config.execution.tolerate_failures), None)
-    if place is None:
+    affected = [np.flatnonzero((f.sizes > 0) & ((f.sizes - 1) % size == 0)) for f in federations]
+    stage_index = next(
+        (k for k, who in enumerate(affected) if len(who) > config.execution.tolerate_failures), None
+    )
+    if stage_index is None:
         return
     x, _ = spec.model.example(spec.shape, spec.classes, 1, np.random.default_rng(0))
     inputs = torch.from_numpy(x)
@@ -174,18 +176,18 @@ def check_batches(config: Config, spec: ModelSpec, stages: Sequence[Stage]) -> N
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             spec.build().train()(inputs.long() if x.dtype == np.int32 else inputs)
     except Exception as error:
-        federation, client = federations[place], alone[place][0]
+        federation, client = federations[stage_index], affected[stage_index][0]
         who, samples = called(federation.names, client), federation.sizes[client]
         sizes = np.concatenate([f.sizes for f in federations])
         sizes = sizes[sizes > 0]
-        better = next((b for b in range(size + 1, 4 * size + 2) if ((sizes - 1) % b).all()), None)
+        better_size = next((b for b in range(size + 1, 4 * size + 2) if ((sizes - 1) % b).all()), None)
         what = (
             f"client {who} has {samples} sample{'s' * (samples > 1)}, and so a batch of one, "
             f"on which the network cannot be trained ({one_line(error)})"
         )
         remedy = "GroupNorm works with one sample (model.norm=group)"
-        if better:
-            remedy = f"{better} leaves no such batch"
+        if better_size:
+            remedy = f"{better_size} leaves no such batch"
         raise ConfigError("training.batch_size", what, remedy) from None
 
 
@@ -196,12 +198,12 @@ def check_hierarchy(config: Config, spec: ModelSpec, federation: Federation) -> 
         ConfigError
     """
     config.hierarchy.common(spec)
-    places = config.hierarchy.place(federation.clients, config.seed, _names(federation))
-    edges = int(places.max()) + 1
-    for place, event in enumerate(config.events):
+    client_edges = config.hierarchy.place(federation.clients, config.seed, _names(federation))
+    edges = int(client_edges.max()) + 1
+    for index, event in enumerate(config.events):
         if isinstance(event, Outage) and edges > 1 and max(event.servers) >= edges:
             raise ConfigError(
-                f"events.{place}.servers",
+                f"events.{index}.servers",
                 f"there is no edge {max(event.servers)}",
                 f"use 0 to {edges - 1}",
             )
@@ -285,11 +287,11 @@ def check_loss(spec: ModelSpec) -> None:
     outputs = torch.zeros(3, spec.classes, *(spec.shape if words else ()), requires_grad=True)
     truth = torch.zeros(3, spec.classes) if spec.loss.numeric else torch.from_numpy(targets)
     expected = (3, *spec.shape) if words else (3,)
-    each = call_part(spec.loss, "each", outputs, truth)
-    if not isinstance(each, torch.Tensor) or tuple(each.shape) != expected:
-        what = f"shape {tuple(each.shape)}" if isinstance(each, torch.Tensor) else type_of(each)
+    losses = call_part(spec.loss, "each", outputs, truth)
+    if not isinstance(losses, torch.Tensor) or tuple(losses.shape) != expected:
+        what = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else type_of(losses)
         raise ConfigError(f"{spec.loss.name}.each", f"returned {what}", f"expected a tensor {expected}")
-    if not each.requires_grad:
+    if not losses.requires_grad:
         what = "returned a loss through which no gradient flows to the outputs"
         raise ConfigError(f"{spec.loss.name}.each", what, "compute it from outputs, in PyTorch")
 
@@ -322,10 +324,10 @@ def check_targets(config: Config, samples: Samples) -> None:
     loss = config.loss
     if loss.numeric != samples.numeric:
         kinds = "numbers (floats, or several per sample)", "classes (integers of shape (n,))"
-        wanted, there = kinds if loss.numeric else kinds[::-1]
+        expected, actual = kinds if loss.numeric else kinds[::-1]
         suited = ", ".join(name for name, part in LOSSES.items() if part.numeric == samples.numeric)
         remedy = _as_classes(samples) or f"use one of {suited}"
-        raise ConfigError("loss.name", f"{loss.name!r} is of {wanted}; {samples.name} has {there}", remedy)
+        raise ConfigError("loss.name", f"{loss.name!r} is of {expected}; {samples.name} has {actual}", remedy)
     if not samples.numeric:
         return
     for part in (samples.targets_train, samples.targets_test):
@@ -342,8 +344,8 @@ def _as_classes(samples: Samples) -> str:
     if targets is None or not len(targets):
         return ""
     if targets.ndim == 1 or targets.shape[1] == 1:
-        whole = np.all(targets == np.round(targets)) and targets.min() >= 0
-        return "if these are classes, store integers: y.astype(np.int64)" if whole else ""
+        integral = np.all(targets == np.round(targets)) and targets.min() >= 0
+        return "if these are classes, store integers: y.astype(np.int64)" if integral else ""
     one_hot = np.isin(targets, (0, 1)).all() and (targets.sum(axis=1) == 1).all()
     return "if these are classes, one of which is 1, store their numbers: y.argmax(axis=1)" if one_hot else ""
 

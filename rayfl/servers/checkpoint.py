@@ -124,19 +124,19 @@ class Checkpoint:
         final = folder / f"round-{self.state.round:05d}"
         part = folder / f"{_PART}{os.getpid()}"
         paths = [path for path in checkpoints(folder) if round_of(path) <= self.state.round]
-        before = [manifest for path in paths if (manifest := _manifest(path)) is not None]
+        earlier_manifests = [manifest for path in paths if (manifest := _manifest(path)) is not None]
         files.make(folder)
         files.remove(part)
-        for left in sorted(folder.glob(f"{_PART}*")):  # left by a killed process or _discard
+        for leftover in sorted(folder.glob(f"{_PART}*")):  # left by a killed process or _discard
             with contextlib.suppress(DiskError):
-                files.remove(left)
+                files.remove(leftover)
         files.make(folder / "history")
         files.make(part)
         try:
             grown = {name: rows for name, rows in self.tables.items() if isinstance(rows, list)}
-            known = before[-1]["history"] if before else {}
+            earlier_history = earlier_manifests[-1]["history"] if earlier_manifests else {}
             history = {
-                name: _Written(**known.get(name, {})).extended(_table(folder, name), rows)
+                name: _Written(**earlier_history.get(name, {})).extended(_table(folder, name), rows)
                 for name, rows in grown.items()
             }
             manifest = {
@@ -160,10 +160,10 @@ class Checkpoint:
                 _discard(former, say)
             files.rename(final, former)
         files.rename(part, final)
-        there = checkpoints(folder)
-        replaced = [path for path in there if path != final and round_of(path) == self.state.round]
-        kept = [path for path in there if path not in replaced]
-        for old in [*kept[:-keep], *replaced]:
+        present = checkpoints(folder)
+        replaced = [path for path in present if path != final and round_of(path) == self.state.round]
+        remaining = [path for path in present if path not in replaced]
+        for old in [*remaining[:-keep], *replaced]:
             _discard(old, say)
         collect(folder)
         return final
@@ -177,11 +177,13 @@ class Checkpoint:
         """
         from safetensors.numpy import save
 
-        known: dict[str, Any] = {} if before is None else (_manifest(before) or {"files": {}})["files"]
+        earlier_files: dict[str, Any] = (
+            {} if before is None else (_manifest(before) or {"files": {}})["files"]
+        )
         written: dict[str, Any] = {}
 
         def put(name: str, *content: Any) -> None:
-            written[name] = _put(part / name, content, before, known)
+            written[name] = _put(part / name, content, before, earlier_files)
 
         state = flatten(self.state)
         tensors: dict[str, NDArray[Any]] = {
@@ -230,10 +232,10 @@ class Checkpoint:
             _refuse(path)
         for name, expected in manifest["files"].items():
             try:
-                found = digest(path / name)
+                actual = digest(path / name)
             except OSError as error:
                 raise Damaged(f"{path}: not a readable checkpoint ({name}: {error.strerror})") from None
-            if found != expected:
+            if actual != expected:
                 raise Damaged(f"{path}: damaged ({name} is not what was written)")
         shards = Shards(path.parent / CLIENTS)
         try:
@@ -249,19 +251,19 @@ class Checkpoint:
                     mapped = np.load(path / name, mmap_mode="c", allow_pickle=False)
                     tensors[name.removesuffix(".npy")] = np.asarray(mapped)
             stored = {
-                name: Stored(shards, told, tensors.pop(f"{name}.at"))
-                for name, told in _told(manifest).items()
+                name: Stored(shards, row_files, tensors.pop(f"{name}.at"))
+                for name, row_files in _told(manifest).items()
             }
         except Damaged:
             raise
         except Exception as error:
             raise Damaged(f"{path}: not a readable checkpoint ({error})") from None
-        for shard in dict.fromkeys(shard for each in stored.values() for shard in each.files):
+        for shard in dict.fromkeys(shard for stored_rows in stored.values() for shard in stored_rows.files):
             try:
                 shards.verify(shard)
             except Damaged as error:
                 raise Damaged(f"{path}: needs {error}") from None
-        rows = {name: Rows(each.at.shape[1], each.read) for name, each in stored.items()}
+        rows = {name: Rows(stored_rows.at.shape[1], stored_rows.read) for name, stored_rows in stored.items()}
 
         def named(prefix: str) -> dict[str, NDArray[np.generic]]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -299,23 +301,23 @@ class Checkpoint:
             Damaged: if there are checkpoints, but none is sound.
             OtherFormat, StateError: as :meth:`load`.
         """
-        wrong: list[Damaged] = []
-        bad: list[Path] = []
+        errors: list[Damaged] = []
+        damaged_paths: list[Path] = []
         for path in reversed(checkpoints(folder)):
             try:
-                found = cls.load(path, kind)
+                checkpoint = cls.load(path, kind)
             except Damaged as error:
-                wrong.append(error)
-                bad.append(path)
+                errors.append(error)
+                damaged_paths.append(path)
                 continue
-            for each in bad:
-                aside = each.with_name(f"damaged-{each.name.rstrip('~')}")
+            for damaged_path in damaged_paths:
+                aside = damaged_path.with_name(f"damaged-{damaged_path.name.rstrip('~')}")
                 files.remove(aside)
-                files.rename(each, aside)
-            return found, [f"{error}: going back to {path.name}" for error in wrong]
-        if wrong:
-            again = f"no checkpoint is sound; start again with: rayfl run {folder.parent / 'config.yaml'}"
-            raise Damaged(f"{wrong[0]}; {again}")
+                files.rename(damaged_path, aside)
+            return checkpoint, [f"{error}: going back to {path.name}" for error in errors]
+        if errors:
+            remedy = f"no checkpoint is sound; start again with: rayfl run {folder.parent / 'config.yaml'}"
+            raise Damaged(f"{errors[0]}; {remedy}")
         return None, []
 
 
@@ -338,11 +340,11 @@ class _Written:
         """
         files.cut(path, self.bytes)
         lines = _lines(rows[self.lines :])
-        found = self._followed(lines)
-        if self._is_intact(path, found.bytes):
+        longer = self._followed(lines)
+        if self._is_intact(path, longer.bytes):
             if lines:
                 files.append(path, "".join(lines), durably=True)
-            return found
+            return longer
         lines = _lines(rows)
         files.write(path, lines)
         return _Written()._followed(lines)
@@ -358,8 +360,8 @@ class _Written:
         The length is always compared. The contents are read while the file is short, and later whenever it
         has grown by an eighth, so that the cost of a checkpoint does not grow with the number of rounds.
         """
-        there = path.stat().st_size if path.is_file() else 0
-        if there != self.bytes:
+        actual_size = path.stat().st_size if path.is_file() else 0
+        if actual_size != self.bytes:
             return False
         if self.bytes >= _SHORT and int(math.log(size, 1.125)) == int(math.log(self.bytes, 1.125)):
             return True
@@ -407,8 +409,8 @@ def _table(folder: Path, name: str) -> Path:
 
 def _leaving(folder: Path, keep: int) -> Path | None:
     """The checkpoint to remove once another one is complete; None if there are fewer than ``keep``."""
-    found = checkpoints(folder)
-    return found[-keep] if len(found) >= keep else None
+    paths = checkpoints(folder)
+    return paths[-keep] if len(paths) >= keep else None
 
 
 def _discard(path: Path, say: Callable[[str], None]) -> None:
@@ -440,37 +442,37 @@ def _put(path: Path, content: Sequence[Any], before: Path | None, known: Mapping
     sha256 = hashlib.sha256()
     for piece in content:
         sha256.update(piece)
-    told = {"bytes": sum(memoryview(piece).nbytes for piece in content), "sha256": sha256.hexdigest()}
-    if before is not None and known.get(path.name) == told:
+    entry = {"bytes": sum(memoryview(piece).nbytes for piece in content), "sha256": sha256.hexdigest()}
+    if before is not None and known.get(path.name) == entry:
         old = before / path.name
         try:
-            same = digest(old) == told
+            same = digest(old) == entry
         except OSError:
             same = False
         if same and files.link(old, path):
-            return told
+            return entry
     with files.writing(path), path.open("wb") as file:
         for piece in content:
             file.write(piece)
-    return told
+    return entry
 
 
 def _manifest(path: Path) -> dict[str, Any] | None:
     """The manifest of a checkpoint; None if this version cannot read it."""
     try:
-        found = _manifest_as_written(path)
-        valid = found["format"] in _READ and _is_sealed(found)
-        valid = valid and {"files", "history", "settings", "round"} <= set(found)
-        valid = valid and all(isinstance(found[key], dict) for key in ("files", "history"))
-        _told(found)
+        manifest = _manifest_as_written(path)
+        valid = manifest["format"] in _READ and _is_sealed(manifest)
+        valid = valid and {"files", "history", "settings", "round"} <= set(manifest)
+        valid = valid and all(isinstance(manifest[key], dict) for key in ("files", "history"))
+        _told(manifest)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    return dict(found) if valid else None
+    return dict(manifest) if valid else None
 
 
 def _told(manifest: Mapping[str, Any]) -> dict[str, tuple[Shard, ...]]:
     """The files of client rows that belong to a checkpoint, by kind (``states``, ``updates``)."""
-    return {name: tuple(Shard(**e) for e in told) for name, told in manifest.get("clients", {}).items()}
+    return {name: tuple(Shard(**e) for e in entries) for name, entries in manifest.get("clients", {}).items()}
 
 
 def _manifest_as_written(path: Path) -> Any:
@@ -479,8 +481,8 @@ def _manifest_as_written(path: Path) -> Any:
 
 def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """A manifest with the hash of all its other entries."""
-    told = {name: value for name, value in manifest.items() if name != _SEAL}
-    return {**told, _SEAL: hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()}
+    entries = {name: value for name, value in manifest.items() if name != _SEAL}
+    return {**entries, _SEAL: hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()}
 
 
 def _is_sealed(manifest: Mapping[str, Any]) -> bool:
@@ -493,14 +495,14 @@ def _refuse(path: Path) -> NoReturn:
     unreadable = Damaged(f"{path}: not a readable checkpoint (no manifest of formats {_FORMATS})")
     try:
         manifest = _manifest_as_written(path)
-        found, sealed = manifest["format"], _is_sealed(manifest)
+        number, sealed = manifest["format"], _is_sealed(manifest)
     except (OSError, ValueError, TypeError, KeyError):
         raise unreadable from None
     if not sealed:
         raise Damaged(f"{path}: damaged (manifest.json is not what was written)")
-    if found not in _READ:
+    if number not in _READ:
         raise OtherFormat(
-            f"{path}: has format {found!r}, and this version of rayfl reads {_FORMATS}; resume with the "
+            f"{path}: has format {number!r}, and this version of rayfl reads {_FORMATS}; resume with the "
             "version that wrote it (environment.json in the run directory says which), or begin a new run"
         )
     raise unreadable
@@ -514,12 +516,12 @@ def _updates(folder: Path, start: int) -> Path:
 def _read_updates(folder: Path, start: int, stop: int) -> NDArray[np.float32]:
     from safetensors import safe_open
 
-    found = []
+    chunks = []
     for first in range(start - start % _BLOCK, stop, _BLOCK):
         with safe_open(_updates(folder, first), "numpy") as file:
             rows = file.get_slice("rows")
-            found.append(rows[max(start - first, 0) : min(stop - first, _BLOCK)])
-    return np.concatenate(found) if found else np.empty((0, 0), np.float32)
+            chunks.append(rows[max(start - first, 0) : min(stop - first, _BLOCK)])
+    return np.concatenate(chunks) if chunks else np.empty((0, 0), np.float32)
 
 
 def round_of(path: Path) -> int:
@@ -533,8 +535,8 @@ def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    return sorted(found, key=lambda path: (round_of(path), not path.name.endswith("~")))
+    paths = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(paths, key=lambda path: (round_of(path), not path.name.endswith("~")))
 
 
 def collect(folder: Path, live: Collection[str] = (), shards: Shards | None = None) -> None:
@@ -549,15 +551,15 @@ def collect(folder: Path, live: Collection[str] = (), shards: Shards | None = No
     if not shards.folder.is_dir():
         shards.grown = False
         return
-    found = [manifest for path in checkpoints(folder) if (manifest := _manifest(path)) is not None]
-    told = [shard for manifest in found for some in _told(manifest).values() for shard in some]
-    shards.collect({*(shard.name for shard in told), *live})
+    manifests = [manifest for path in checkpoints(folder) if (manifest := _manifest(path)) is not None]
+    needed = [shard for manifest in manifests for some in _told(manifest).values() for shard in some]
+    shards.collect({*(shard.name for shard in needed), *live})
 
 
 def models_hash(models: NDArray[np.float32], state_rows: NDArray[np.float32] | Rows) -> str:
     """SHA-256 of the final models ``(K, P)`` and client states ``(n, S)``: equal hashes mean equal bits."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     pieces = state_rows.pieces() if isinstance(state_rows, Rows) else (state_rows,)
     for rows in itertools.chain((models,), pieces):  # in pieces: together they may exceed the memory
-        found.update(np.ascontiguousarray(rows).reshape(-1).data)  # without a copy
-    return found.hexdigest()
+        sha256.update(np.ascontiguousarray(rows).reshape(-1).data)  # without a copy
+    return sha256.hexdigest()

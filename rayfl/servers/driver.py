@@ -141,12 +141,12 @@ class Driver:
         state, losses = self.start(), 0
         accepted()
         while True:
-            begun = state.round
+            first_round = state.round
             try:
                 return self._finish(self._rounds(state))
             except ResultsLost as error:
-                found = checkpoints(self.run_dir.path / "checkpoints")
-                losses = 1 if found and round_of(found[-1]) > begun else losses + 1
+                paths = checkpoints(self.run_dir.path / "checkpoints")
+                losses = 1 if paths and round_of(paths[-1]) > first_round else losses + 1
                 if losses > _MAX_LOSSES:
                     raise
                 state = self._go_back(error)
@@ -159,7 +159,7 @@ class Driver:
         every = self.config.output.checkpoint_every
         while state.round < self.config.rounds:
             # A stop may come after training, while clients are tested.
-            before, servers, records = state, self.servers.snapshot(), self.records.snapshot()
+            previous, servers, records = state, self.servers.snapshot(), self.records.snapshot()
             if self.shards.grown:
                 live = self.servers.states.names | self.servers.updates.names
                 collect(self.run_dir.path / "checkpoints", live, self.shards)
@@ -170,7 +170,7 @@ class Driver:
                 raise
             except Exception as error:  # also from a user's hook: earlier rounds are kept
                 self.backend.forget(calls)
-                state = before
+                state = previous
                 self.servers.restore(servers)
                 self.records.rollback(records)
                 self._stop(state, error)
@@ -197,16 +197,16 @@ class Driver:
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[None]:
         """Defer a request to stop until the end of this context."""
-        before, self.backend.tick = self.backend.tick, lambda: None
+        tick, self.backend.tick = self.backend.tick, lambda: None
         try:
             yield
         finally:
-            self.backend.tick = before
+            self.backend.tick = tick
 
     def _stopped(self) -> None:
         """Report how many rounds are in a checkpoint, and how to resume."""
-        found = checkpoints(self.run_dir.path / "checkpoints")
-        rounds = round_of(found[-1]) if found else 0
+        paths = checkpoints(self.run_dir.path / "checkpoints")
+        rounds = round_of(paths[-1]) if paths else 0
         self.emit(Stopped(rounds, self.run_dir.path))
 
     def _go_back(self, error: ResultsLost) -> ServerState:
@@ -216,11 +216,11 @@ class Driver:
         self.servers.restore(self._nothing)
         self._nothing = self.servers.snapshot()
         self._enter(0)
-        before = self._seconds()  # the time of repeated rounds counts too
+        seconds = self._seconds()  # the time of repeated rounds counts too
         self._begun = time.perf_counter()
         self.emit(Note(f"{error}: going back to the last checkpoint"))
         state = self._resume() or self._begin()
-        self._seconds_before = before
+        self._seconds_before = seconds
         self.records.start()
         return state
 
@@ -231,10 +231,10 @@ class Driver:
     @property
     def _tests_on(self) -> tuple[TestedOn, ...]:
         """The data that clients are tested on."""
-        asked = self.config.evaluation
+        settings = self.config.evaluation
         held_out = any(stage.federation.validation.sizes.any() for stage in self.stages)
-        others = {"validation": asked.validation and held_out, "common": asked.common}
-        return ("test", *(on for on in ("validation", "common") if others[on]))
+        included = {"validation": settings.validation and held_out, "common": settings.common}
+        return ("test", *(on for on in ("validation", "common") if included[on]))
 
     def start(self) -> ServerState:
         """Start the client actors; returns the state before the first round, or that of the newest
@@ -301,8 +301,8 @@ class Driver:
 
     def _resume(self) -> ServerState | None:
         kind = type(hooks.begin(self.algorithm, self.setup))
-        saved, wrong = Checkpoint.newest(self.run_dir.path / "checkpoints", kind)
-        for text in wrong:
+        saved, notes = Checkpoint.newest(self.run_dir.path / "checkpoints", kind)
+        for text in notes:
             self.emit(Note(text))
         if saved is None:
             return None
@@ -335,9 +335,9 @@ class Driver:
         """The settings that determine the results and so must not change when a run is resumed."""
         settings = self.config.to_dict()
         settings["training"]["engine"] = self.host.engine
-        sums = {name: settings["execution"][name] for name in BLOCK_SETTINGS}
-        kept = {name: value for name, value in settings.items() if name not in CHANGEABLE}
-        return {**kept, "execution": sums}
+        block_settings = {name: settings["execution"][name] for name in BLOCK_SETTINGS}
+        fixed = {name: value for name, value in settings.items() if name not in CHANGEABLE}
+        return {**fixed, "execution": block_settings}
 
     def _check_settings(self, before: Mapping[str, Any]) -> None:
         """Refuse to resume with settings that differ from those of the start.
@@ -357,39 +357,39 @@ class Driver:
 
     def round(self, state: ServerState) -> ServerState:
         """One local round in every cluster: events, clusters, plan, training, mixing, tests, records."""
-        begun, algorithm = time.perf_counter(), self.algorithm
+        start_time, algorithm = time.perf_counter(), self.algorithm
         state = self._events(state)
         clients = self._queries(state)
-        found = hooks.regrouping(algorithm, "recluster", algorithm.recluster(self.setup, state, clients))
-        state = self._regroup(state, found)
+        regrouping = hooks.regrouping(algorithm, "recluster", algorithm.recluster(self.setup, state, clients))
+        state = self._regroup(state, regrouping)
         state, cohort = hooks.cohort(algorithm, self.setup, state, clients)
         state = hooks.select(algorithm, self.setup, state, cohort, clients)
         plan = self.servers.ordered(hooks.plan(algorithm, self.setup, state, cohort))
         this_round = self._round_of(state, plan)
-        former = list(self.servers.models)
+        former_models = list(self.servers.models)
         report = train(self.servers, this_round, self._progress(state.round))
         self._account(state, plan, this_round, report)
         delivered = ~np.isin(plan.cohort, list(report.failures))
-        local = {on: score.take(np.flatnonzero(delivered)) for on, score in report.scores.items()}
-        self.records.trained(state.round, plan.cohort[delivered], local)
+        local_scores = {on: score.take(np.flatnonzero(delivered)) for on, score in report.scores.items()}
+        self.records.trained(state.round, plan.cohort[delivered], local_scores)
         # Methods must not see results on test data.
-        new = hooks.end(algorithm, self.setup, state, plan, replace(report, scores={}))
-        clients = self._queries(new)
-        self.records.diagnosis(state.round, algorithm.diagnose(self.setup, new, clients))
-        found = hooks.regrouping(algorithm, "split", algorithm.split(self.setup, new, clients))
-        new = self._regroup(new, found, after=True, former=former)
-        new, metrics = self._evaluate(new, this_round)
+        next_state = hooks.end(algorithm, self.setup, state, plan, replace(report, scores={}))
+        clients = self._queries(next_state)
+        self.records.diagnosis(state.round, algorithm.diagnose(self.setup, next_state, clients))
+        regrouping = hooks.regrouping(algorithm, "split", algorithm.split(self.setup, next_state, clients))
+        next_state = self._regroup(next_state, regrouping, after=True, former=former_models)
+        next_state, metrics = self._evaluate(next_state, this_round)
         row = self.records.round(
             {
                 "round": state.round,
                 "stage": self.stage,
-                "seconds": time.perf_counter() - begun,
+                "seconds": time.perf_counter() - start_time,
                 "clients": len(plan.cohort),
-                "clusters": self.records.clusters_in_use(new),
+                "clusters": self.records.clusters_in_use(next_state),
                 "lr": this_round.work.lr,
                 "train_loss": _weighted_loss(report, self.setup.sizes[plan.cohort]),
                 **metrics,
-                "ari": self.records.ari(new),
+                "ari": self.records.ari(next_state),
                 "failures": len(report.failures),
             }
         )
@@ -418,12 +418,12 @@ class Driver:
             self.emit(Note(line))
         for text, ids in report.remarks.items():
             self._remark(state.round, ids, text)
-        return new
+        return next_state
 
     def _remark(self, round: int, ids: Sequence[int], text: str) -> None:
         """Emit a note about some clients; ``round`` is 0-based."""
-        first = [called(self.federation.names, client) for client in sorted(ids)[:5]]
-        shown = ", ".join(first) + (f" and {len(ids) - 5} more" if ids[5:] else "")
+        names = [called(self.federation.names, client) for client in sorted(ids)[:5]]
+        shown = ", ".join(names) + (f" and {len(ids) - 5} more" if ids[5:] else "")
         self.emit(Note(f"round {round + 1}: client {shown}: {text}"))
 
     def _round_of(self, state: ServerState, plan: Plan) -> Round:
@@ -442,7 +442,7 @@ class Driver:
             )
             raise ConfigError("execution.shard_models", what, "it must be false")
         training = hooks.server_training(algorithm, setup, state)
-        asked = hooks.reports(algorithm, setup, state)
+        client_reports = hooks.reports(algorithm, setup, state)
         return Round(
             round=state.round,
             plan=plan,
@@ -457,7 +457,7 @@ class Driver:
             order=self.config.order,
             aggregation=self.config.aggregation,
             assignment=state.assignment,
-            reports={name: self._asked(r) for name, r in asked.items()},
+            reports={name: self._asked(r) for name, r in client_reports.items()},
             updates=algorithm.keeps_updates,
             test=self._local_test(state),
         )
@@ -491,8 +491,8 @@ class Driver:
     def _sent(self, transfer: Transfer) -> None:
         """Record what clients sent; label histograms only once per stage, also in a resumed run."""
         if transfer.kind == HISTOGRAM:
-            begun, known = self.stages[self.stage].round, self.records.ledger.transfers
-            if any(t.kind == HISTOGRAM and t.round >= begun for t in known):
+            stage_start, transfers = self.stages[self.stage].round, self.records.ledger.transfers
+            if any(t.kind == HISTOGRAM and t.round >= stage_start for t in transfers):
                 return
         self.records.transfer(transfer)
 
@@ -563,12 +563,12 @@ class Driver:
         self.servers.inherit(regrouping.parents)
         for model in regrouping.restored.tolist():
             self.servers.models[model] = former[model]
-        found = {} if regrouping.clusters is None else regrouping.clusters.facts()
-        entry = self.records.clusters(regrouping.state, {**found, **regrouping.facts}, after)
+        cluster_facts = {} if regrouping.clusters is None else regrouping.clusters.facts()
+        entry = self.records.clusters(regrouping.state, {**cluster_facts, **regrouping.facts}, after)
         seconds = 0.0 if regrouping.clusters is None else regrouping.clusters.seconds
-        known = {name: entry[name] for name in ("round", "when", "n_clusters", "ari")}
-        facts = {name: value for name, value in entry.items() if name not in (*known, "labels")}
-        self.emit(Clustered(**known, seconds=seconds, facts=facts))
+        fields = {name: entry[name] for name in ("round", "when", "n_clusters", "ari")}
+        facts = {name: value for name, value in entry.items() if name not in (*fields, "labels")}
+        self.emit(Clustered(**fields, seconds=seconds, facts=facts))
         return regrouping.state
 
     def _evaluate(self, state: ServerState, this_round: Round) -> tuple[ServerState, dict[str, float | None]]:
@@ -590,22 +590,22 @@ class Driver:
         adapting = self._adapting(state, this_round, epochs)
         if adapting is not None:
             tolerate = self.config.execution.tolerate_failures
-            found = testing.adapt(self.servers, adapting, who, models[who], self._tests_on, tolerate)
-            for client, text in sorted(found.failures.items()):
+            adapted = testing.adapt(self.servers, adapting, who, models[who], self._tests_on, tolerate)
+            for client, text in sorted(adapted.failures.items()):
                 self._remark(state.round - 1, [client], unadapted(text))
-            return found.scores
+            return adapted.scores
         personal, local = this_round.work.personal, this_round.local
         return {on: testing.evaluate(self.servers, models, personal, local, who, on) for on in self._tests_on}
 
     def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         """The clients to test, and the share of all clients that each represents; None if all are tested."""
-        present, few = self.setup.present, self.config.evaluation.coreset
-        if few is None or few >= len(present) or state.round == self.config.rounds:
+        present, sample_size = self.setup.present, self.config.evaluation.coreset
+        if sample_size is None or sample_size >= len(present) or state.round == self.config.rounds:
             return present, None
         if self._coreset is None or self._coreset[0] != self.stage:
-            before = replace(state, round=state.round - 1)  # a test belongs to the previous round
-            graph = self._queries(before).relatedness()
-            core = evaluation_coreset(graph, few, seed=self.config.seed)
+            previous_state = replace(state, round=state.round - 1)  # a test belongs to the previous round
+            graph = self._queries(previous_state).relatedness()
+            core = evaluation_coreset(graph, sample_size, seed=self.config.seed)
             self._coreset = self.stage, core, present[core.ids]
         _, core, ids = self._coreset
         return ids, core.weights
@@ -657,8 +657,8 @@ class Driver:
         if len(missing):
             client = called(self.federation.names, missing[0])
             if not 0 <= missing[0] < self.setup.clients:
-                known = f"the clients are 0 to {self.setup.clients - 1}"
-                raise RayflError(f"{self.run_dir.path}: there is no client {client}; {known}")
+                valid_ids = f"the clients are 0 to {self.setup.clients - 1}"
+                raise RayflError(f"{self.run_dir.path}: there is no client {client}; {valid_ids}")
             raise RayflError(
                 f"{self.run_dir.path}: client {client} was absent after round {state.round}; "
                 f"{len(present)} of the clients 0 to {self.setup.clients - 1} were"
@@ -667,30 +667,32 @@ class Driver:
         adapting = self._adapting(
             state, this_round, self.config.evaluation.finetune_epochs if finetuned else None
         )
-        block = self.servers.blocks.size(len(present))
-        for first in range(0, len(wanted), block):
-            some = wanted[first : first + block]
+        block_size = self.servers.blocks.size(len(present))
+        for first in range(0, len(wanted), block_size):
+            ids = wanted[first : first + block_size]
             if adapting is None:
                 rows = testing.client_models(
-                    self.servers, some, models[some], this_round.work.personal, this_round.local
+                    self.servers, ids, models[ids], this_round.work.personal, this_round.local
                 )
             else:
-                rows = testing.adapted_models(self.servers, adapting, present, models[present], some)
-            yield from zip(some.tolist(), rows, strict=True)
+                rows = testing.adapted_models(self.servers, adapting, present, models[present], ids)
+            yield from zip(ids.tolist(), rows, strict=True)
 
     def _account(self, state: ServerState, plan: Plan, this_round: Round, report: RoundReport) -> None:
         """Record the round's model traffic in the ledger."""
-        more = self.algorithm.downloads(self.setup, state, plan) - len(plan.cohort)
-        down = report.bytes_down + 4 * more * length(complement(this_round.work.personal, self.host.spec.P))
-        enter = self.records.transfer
-        enter(Transfer(state.round, "client_lps", "up", "model", report.bytes_up))
-        enter(Transfer(state.round, "client_lps", "down", "model", down))
+        extra_downloads = self.algorithm.downloads(self.setup, state, plan) - len(plan.cohort)
+        down = report.bytes_down + 4 * extra_downloads * length(
+            complement(this_round.work.personal, self.host.spec.P)
+        )
+        record = self.records.transfer
+        record(Transfer(state.round, "client_lps", "up", "model", report.bytes_up))
+        record(Transfer(state.round, "client_lps", "down", "model", down))
         floats = sum(asked.report.floats for asked in this_round.reports.values())
         if floats:
-            enter(Transfer(state.round, "client_lps", "up", "report", 4 * floats * len(plan.cohort)))
+            record(Transfer(state.round, "client_lps", "up", "report", 4 * floats * len(plan.cohort)))
         if report.gps_bytes_down:
-            enter(Transfer(state.round, "lps_gps", "up", "model", report.gps_bytes_up))
-            enter(Transfer(state.round, "lps_gps", "down", "model", report.gps_bytes_down))
+            record(Transfer(state.round, "lps_gps", "up", "model", report.gps_bytes_up))
+            record(Transfer(state.round, "lps_gps", "down", "model", report.gps_bytes_down))
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._begun
@@ -724,13 +726,13 @@ class Driver:
 
     def _memories(self) -> NDArray[np.float64]:
         """The memory of the server step for each model ``(K, V, n)``; NaN where there is none yet."""
-        there = [ref for ref in self.servers.memories if ref is not None]
-        if not there:
+        refs = [ref for ref in self.servers.memories if ref is not None]
+        if not refs:
             return np.empty((0, 0, 0))
-        values = self.backend.get(there)
-        found = iter(values)
-        nothing = np.full(values[0].shape, np.nan)
-        return np.stack([nothing if ref is None else next(found) for ref in self.servers.memories])
+        values = self.backend.get(refs)
+        remaining = iter(values)
+        missing = np.full(values[0].shape, np.nan)
+        return np.stack([missing if ref is None else next(remaining) for ref in self.servers.memories])
 
     def _client_facts(self, state: ServerState, checkpoint: Checkpoint) -> dict[str, float]:
         """Record what the local objective reports about the clients' states; returns the means over
@@ -738,13 +740,13 @@ class Driver:
         """
         local, spec = self.config.local, self.host.spec
         facts: dict[str, NDArray[np.float64]] = {}
-        told = type(local).client_facts is not LocalObjective.client_facts  # otherwise nothing is read
-        if told and len(checkpoint.state_clients) and local.state_size(spec):
+        has_facts = type(local).client_facts is not LocalObjective.client_facts  # otherwise nothing is read
+        if has_facts and len(checkpoint.state_clients) and local.state_size(spec):
             layers = self.algorithm.work(self.setup, state).personal
             layout, rows = StateLayout.of(spec, layers, local, self.config.order), checkpoint.state_rows
             pieces = rows.pieces() if isinstance(rows, Rows) else (rows,)
-            found = [local.client_facts(layout.objective(piece), spec) for piece in pieces]
-            facts = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+            piece_facts = [local.client_facts(layout.objective(piece), spec) for piece in pieces]
+            facts = {name: np.concatenate([each[name] for each in piece_facts]) for name in piece_facts[0]}
         return self.records.client_facts(checkpoint.state_clients, facts)
 
     def _finish(self, state: ServerState) -> dict[str, Any]:
@@ -809,17 +811,17 @@ class Driver:
         if self.stages[-1].round < state.round:
             return state, {}
         self._enter(len(self.stages) - 1)
-        who, sent = self.stages[-1].joined, list[Transfer]()
-        self.emit(Note(f"after round {state.round}: {counted(len(who), 'client')} join"))
-        clients = ClientQueries(self.config, self.servers, self.stages, state, sent.append, self._note)
-        joined = self.algorithm.join(self.setup, state, who, clients)
+        newcomers, transfers = self.stages[-1].joined, list[Transfer]()
+        self.emit(Note(f"after round {state.round}: {counted(len(newcomers), 'client')} join"))
+        clients = ClientQueries(self.config, self.servers, self.stages, state, transfers.append, self._note)
+        joined = self.algorithm.join(self.setup, state, newcomers, clients)
         state = self._taken(state, hooks.moved(self.algorithm, "join", joined), after=True)
-        last, epochs = self._last_round(state), self.config.evaluation.finetune_epochs
-        tests: dict[Tested, Scores] = {"served": self._scores(state, last, who)}
+        last_round, epochs = self._last_round(state), self.config.evaluation.finetune_epochs
+        tests: dict[Tested, Scores] = {"served": self._scores(state, last_round, newcomers)}
         if epochs:
-            tests["finetuned"] = self._scores(state, last, who, epochs)
-        bytes_up = Ledger().add(*sent).total(direction="up")
-        return state, {**self.records.newcomers(who, tests), "newcomers_bytes_up": bytes_up}
+            tests["finetuned"] = self._scores(state, last_round, newcomers, epochs)
+        bytes_up = Ledger().add(*transfers).total(direction="up")
+        return state, {**self.records.newcomers(newcomers, tests), "newcomers_bytes_up": bytes_up}
 
     def _last_round(self, state: ServerState) -> Round:
         """The last complete round, with an empty cohort."""
@@ -842,5 +844,9 @@ def tensors_of(spec: ModelSpec, vector: NDArray[np.float32]) -> dict[str, torch.
 
 def _weighted_loss(report: RoundReport, sizes: NDArray[np.int64]) -> float:
     """The cohort's mean local training loss, weighted by n_i."""
-    there = ~np.isnan(report.losses)
-    return float(np.average(report.losses[there], weights=sizes[there])) if there.any() else float("nan")
+    reported = ~np.isnan(report.losses)
+    return (
+        float(np.average(report.losses[reported], weights=sizes[reported]))
+        if reported.any()
+        else float("nan")
+    )

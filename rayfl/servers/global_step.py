@@ -17,15 +17,15 @@ from rayfl.training import Segments, length
 
 def gather(servers: Servers, step: GlobalStep, facts: Mapping[int, Reduced]) -> None:
     """Add the weight of each model in this round to its weight in the next global step."""
-    each = np.zeros((len(servers.models), 1))
+    weights = np.zeros((len(servers.models), 1))
     if any(np.ndim(fact.weight) for fact in facts.values()):
-        each = np.zeros((len(servers.models), servers.spec.P))
+        weights = np.zeros((len(servers.models), servers.spec.P))
     for row, fact in facts.items():
-        each[row] = fact.weight
-    before = (
+        weights[row] = fact.weight
+    earlier = (
         servers.gathered if servers.gathered.size else np.zeros((len(step.layers), len(servers.models), 1))
     )
-    servers.gathered = before + each
+    servers.gathered = earlier + weights
 
 
 def share(
@@ -81,15 +81,15 @@ def _uploaded(servers: Servers, row: int, sent: Sequence[Segments]) -> Partial:
 
 def _install(servers: Servers, rows: Sequence[int], segments: Segments, merged: NDArray[np.float32]) -> None:
     """Write the averaged ranges into these models."""
-    within = servers.ranges.within(segments)
+    by_shard = servers.ranges.within(segments)
     values = [servers.backend.put(each) for each in servers.ranges.among(segments).split(merged)]
     for row in rows:
         models = list(apart(servers.models[row]))
-        for shard, own in enumerate(within):
-            if own:
+        for shard, ranges in enumerate(by_shard):
+            if ranges:
                 objects = {MODEL: models[shard], VALUES: values[shard]}
-                found = servers.backend.serve(servers.lps(row, shard), "install", own, objects, [MODEL])
-                models[shard] = found[MODEL]
+                refs = servers.backend.serve(servers.lps(row, shard), "install", ranges, objects, [MODEL])
+                models[shard] = refs[MODEL]
         servers.models[row] = Joined.of(models)
 
 

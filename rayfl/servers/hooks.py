@@ -63,20 +63,20 @@ def cohort(
     Raises:
         ConfigError: unless they are ids of present clients, ascending.
     """
-    found = algorithm.cohort(setup, state, clients)
+    result = algorithm.cohort(setup, state, clients)
     where = f"{algorithm.name}.cohort"
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], ServerState)):
-        raise ConfigError(where, f"returned {type_of(found)}", "expected (state, ids)")
-    ids = found[1]
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], ServerState)):
+        raise ConfigError(where, f"returned {type_of(result)}", "expected (state, ids)")
+    ids = result[1]
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
         raise ConfigError(where, f"the ids are {type_of(ids)}", "expected one client or more, integers (M,)")
     if ids.min() < 0 or ids.max() >= setup.clients or not (setup.sizes[ids] > 0).all():
-        wrong = next(i for i in ids.tolist() if not 0 <= i < setup.clients or not setup.sizes[i])
-        raise ConfigError(where, f"there is no client {wrong} now", "take some of setup.present")
+        absent = next(i for i in ids.tolist() if not 0 <= i < setup.clients or not setup.sizes[i])
+        raise ConfigError(where, f"there is no client {absent} now", "take some of setup.present")
     if (np.diff(ids) <= 0).any():
         raise ConfigError(where, "the ids are not ascending", "return np.unique(ids)")
-    _fixed(found[0])
-    return found
+    _fixed(result[0])
+    return result
 
 
 def plan(algorithm: Algorithm[Any], setup: Setup, state: Any, cohort: NDArray[np.int64]) -> Plan:
@@ -87,15 +87,15 @@ def plan(algorithm: Algorithm[Any], setup: Setup, state: Any, cohort: NDArray[np
             or for mixtures of models with a local objective that keeps a vector with each model.
     """
     where = f"{algorithm.name}.plan"
-    found = returned(where, algorithm.plan(setup, state, cohort), Plan)
-    _check(where, "cohort", found.cohort, None, setup.clients)
-    count = len(found.cohort)
-    _check(where, "group", found.group, count, state.models)
-    _check_served(where, "start", found.start, np.arange(count), (count, state.models))
-    if sp.issparse(found.start) and setup.local.server_size(setup.spec):
+    cohort_plan = returned(where, algorithm.plan(setup, state, cohort), Plan)
+    _check(where, "cohort", cohort_plan.cohort, None, setup.clients)
+    count = len(cohort_plan.cohort)
+    _check(where, "group", cohort_plan.group, count, state.models)
+    _check_served(where, "start", cohort_plan.start, np.arange(count), (count, state.models))
+    if sp.issparse(cohort_plan.start) and setup.local.server_size(setup.spec):
         what = f"clients start from mixtures, and {setup.local.name} keeps a vector beside each model"
         raise ConfigError(where, what, "leave it out of the method's objectives")
-    return found
+    return cohort_plan
 
 
 def select(
@@ -106,8 +106,8 @@ def select(
     Raises:
         ConfigError: if it is not a state.
     """
-    found = algorithm.select(setup, state, who, clients)
-    return _fixed(returned(f"{algorithm.name}.select", found, ServerState))
+    next_state = algorithm.select(setup, state, who, clients)
+    return _fixed(returned(f"{algorithm.name}.select", next_state, ServerState))
 
 
 def moved(algorithm: Algorithm[Any], hook: str, found: Any) -> ServerState | Regrouping[Any]:
@@ -158,8 +158,8 @@ def mix(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, answers
     Raises:
         ConfigError: if it is not a mixing matrix of this round.
     """
-    found = returned(f"{algorithm.name}.mix", algorithm.mix(setup, state, plan, answers), Mixing)
-    return mixing.check(found, algorithm.name, state.models, len(plan.cohort))
+    matrix = returned(f"{algorithm.name}.mix", algorithm.mix(setup, state, plan, answers), Mixing)
+    return mixing.check(matrix, algorithm.name, state.models, len(plan.cohort))
 
 
 def steps(algorithm: Algorithm[Any], setup: Setup, state: Any) -> tuple[ServerStep | None, GlobalStep | None]:
@@ -183,12 +183,12 @@ def server_training(algorithm: Algorithm[Any], setup: Setup, state: Any) -> Serv
         ConfigError: if it has another type and is not None; or if the servers see permuted models.
     """
     where = f"{algorithm.name}.server_training"
-    found = algorithm.server_training(setup, state)
-    if found is None:
+    training = algorithm.server_training(setup, state)
+    if training is None:
         return None
     if algorithm.permutes:
         raise ConfigError(where, "the servers see permuted models, which they cannot train")
-    return returned(where, found, ServerTraining)  # type: ignore[type-abstract]
+    return returned(where, training, ServerTraining)  # type: ignore[type-abstract]
 
 
 def end(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, report: RoundReport) -> Any:
@@ -198,11 +198,11 @@ def end(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, report:
         ConfigError: if it is not the state of the next round: a run would never end.
     """
     where = f"{algorithm.name}.end"
-    found = returned(where, algorithm.end(setup, state, plan, report), ServerState)
-    if found.round != state.round + 1:
-        what = f"returned a state with round={found.round} after round {state.round}"
+    next_state = returned(where, algorithm.end(setup, state, plan, report), ServerState)
+    if next_state.round != state.round + 1:
+        what = f"returned a state with round={next_state.round} after round {state.round}"
         raise ConfigError(where, what, f"expected round={state.round + 1}; return super().end(...)")
-    return _fixed(found)
+    return _fixed(next_state)
 
 
 def tested_with(algorithm: Algorithm[Any], setup: Setup, state: Any, clients: Clients) -> Served:
@@ -211,9 +211,9 @@ def tested_with(algorithm: Algorithm[Any], setup: Setup, state: Any, clients: Cl
     Raises:
         ConfigError: unless it is an existing model, or a mixture, for each present client.
     """
-    found, shape = algorithm.tested_with(setup, state, clients), (setup.clients, state.models)
-    _check_served(f"{algorithm.name}.tested_with", "the result", found, setup.present, shape)
-    return found
+    served, shape = algorithm.tested_with(setup, state, clients), (setup.clients, state.models)
+    _check_served(f"{algorithm.name}.tested_with", "the result", served, setup.present, shape)
+    return served
 
 
 def _check_served(

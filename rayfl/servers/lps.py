@@ -193,10 +193,10 @@ class LocalServer:
         if next_model.trained:
             every_piece(row.size, take)
         new, fact, memory = next_model.done()
-        found: dict[Key, Any] = {MODEL: new, FACTS: {job.model: fact}, ("memory", 0): memory}
+        outputs: dict[Key, Any] = {MODEL: new, FACTS: {job.model: fact}, ("memory", 0): memory}
         if job.members is not None:
-            found[VECTOR] = accumulated(objects[VECTOR], job.members, partials)
-        return Answer(None, found)
+            outputs[VECTOR] = accumulated(objects[VECTOR], job.members, partials)
+        return Answer(None, outputs)
 
     def combine(self, job: CombineJob, objects: Objects) -> Answer:
         """See :class:`CombineJob`."""
@@ -236,11 +236,11 @@ class LocalServer:
         return self._next(job, models)
 
     def _next(self, job: CombineJob, models: Sequence[_Next]) -> Answer:
-        found: dict[Key, Any] = {}
+        outputs: dict[Key, Any] = {}
         facts: dict[int, Reduced] = {}
         for k, model in zip(job.models, models, strict=True):
-            found["model", k], facts[k], found["memory", k] = model.done()
-        return Answer(None, {**found, FACTS: facts})
+            outputs["model", k], facts[k], outputs["memory", k] = model.done()
+        return Answer(None, {**outputs, FACTS: facts})
 
     def upload(self, common: Segments, objects: Objects) -> Answer:
         """What an LPS sends to the GPS in a round in which it has trained nothing: its model's parameters."""
@@ -317,8 +317,8 @@ class _Product:
         self._last: NDArray[np.float64] = np.zeros((count, 0))  # running statistics have other weights
         self._clients: NDArray[np.float64] = np.zeros(count)
         if job.kept is not None and job.statistics:
-            both = [w + k for w, k in zip(job.weights, job.kept, strict=True)]
-            counts, rows = _delivered(both, blocks, job.weights)
+            total_weights = [w + k for w, k in zip(job.weights, job.kept, strict=True)]
+            counts, rows = _delivered(total_weights, blocks, job.weights)
             self._last = counts @ _columns(rows, slice(_length(job.shared) - job.statistics, None))
             self._clients = sum((k.sum(axis=1) for k in job.kept), self._clients)
         self._end = _length(job.shared) - self._last.shape[1]
@@ -327,8 +327,8 @@ class _Product:
         """The weights of the rows, which are known before the sums."""
         keep, statistics = self._job.keep, self._job.statistics
         return [
-            Row(float(weight), float(kept), float(kept - own), statistics, bool(weight))
-            for weight, kept, own in zip(self._counted.sum(axis=1), keep, self._clients, strict=True)
+            Row(float(weight), float(kept), float(kept - clients_keep), statistics, bool(weight))
+            for weight, kept, clients_keep in zip(self._counted.sum(axis=1), keep, self._clients, strict=True)
         ]
 
     def piece(self, place: slice) -> NDArray[np.float64]:
@@ -382,11 +382,11 @@ class _Ruled:
         finite &= np.isfinite(_columns(self._rows, slice(self._end, None))).all(axis=1)
         if not finite.any():  # the result is not finite, like that of a mean
             return
-        found = self._rule.reweigh(gram[np.ix_(finite, finite)], self._weights[finite])
-        weights[finite], self._kept = _checked_weights(self._rule, found, int(finite.sum()))
-        count = np.flatnonzero(weights)
-        each = [view[i : i + 1] for view in self._rows for i in range(len(view))]
-        self._weights, self._rows = weights[count], [each[i] for i in count.tolist()]
+        reweighed = self._rule.reweigh(gram[np.ix_(finite, finite)], self._weights[finite])
+        weights[finite], self._kept = _checked_weights(self._rule, reweighed, int(finite.sum()))
+        used = np.flatnonzero(weights)
+        row_views = [view[i : i + 1] for view in self._rows for i in range(len(view))]
+        self._weights, self._rows = weights[used], [row_views[i] for i in used.tolist()]
 
     def _gram(self) -> NDArray[np.float64]:
         """Inner products of the updates ``(m, m)``, computed piece by piece with one thread per piece, so
@@ -414,13 +414,13 @@ class _Ruled:
 
     def piece(self, place: slice) -> NDArray[np.float64]:
         """The new parameters at a place."""
-        found = np.empty(place.stop - place.start)
+        parameters = np.empty(place.stop - place.start)
         if not len(self._weights):  # the old model has all the weight
-            found[:] = self._old[place]
-            return found
+            parameters[:] = self._old[place]
+            return parameters
         for part in _parts(place):
-            found[part.start - place.start : part.stop - place.start] = self._combined(part)
-        return found
+            parameters[part.start - place.start : part.stop - place.start] = self._combined(part)
+        return parameters
 
     def _combined(self, place: slice) -> NDArray[np.float64]:
         values, old = _columns(self._rows, place), self._old[place].astype(np.float64)
@@ -429,18 +429,18 @@ class _Ruled:
             values[:, :statistics] += old[:statistics]
         least, most = _range(values[:, statistics:], old[statistics:])
         with np.errstate(over="ignore", invalid="ignore"):
-            found = np.array(self._rule.combine(values, self._weights, old))
-        if found.shape != old.shape or found.dtype.kind != "f":
-            what = f"returned {found.dtype} {found.shape}"
+            combined = np.array(self._rule.combine(values, self._weights, old))
+        if combined.shape != old.shape or combined.dtype.kind != "f":
+            what = f"returned {combined.dtype} {combined.shape}"
             raise ConfigError(f"{self._rule.name}.combine", what, f"expected an array of floats {old.shape}")
-        if not np.isfinite(found).all() and np.isfinite(values).all() and np.isfinite(old).all():
+        if not np.isfinite(combined).all() and np.isfinite(values).all() and np.isfinite(old).all():
             what = "returned numbers that are not finite, of numbers that are"
             raise ConfigError(f"{self._rule.name}.combine", what)
         if self._kept:
             weight = float(self._weights.sum())
-            found = (weight * found + self._kept * old) / (weight + self._kept)
-        found[statistics:] = np.clip(found[statistics:], least, most)
-        return found
+            combined = (weight * combined + self._kept * old) / (weight + self._kept)
+        combined[statistics:] = np.clip(combined[statistics:], least, most)
+        return combined
 
 
 def _parts(place: slice) -> Iterator[slice]:
@@ -581,8 +581,8 @@ class _Next:
         self._size = _length(job.shared)
         self.trained = row.trained
         self._weight = row.weight + row.keep if row.keep else row.weight
-        whole = self.trained and self._size == len(model)
-        self._new = np.empty_like(model, np.float32) if whole else np.array(model, np.float32)
+        replaces_all = self.trained and self._size == len(model)
+        self._new = np.empty_like(model, np.float32) if replaces_all else np.array(model, np.float32)
         self._averages = np.empty(self._size) if own is not None else None
         self._totals = np.empty(self._size) if job.common else None
 
@@ -642,8 +642,8 @@ class _Next:
         if isinstance(weight, np.ndarray):
             weight = np.zeros(len(self._model))
             _put(weight, job.shared, np.asarray(self._weight))
-        sent = _take(weight, job.common) if isinstance(weight, np.ndarray) else weight
-        return self._new, Reduced(Partial(self._common(totals), sent), weight, self._squares()), memory
+        sent_weight = _take(weight, job.common) if isinstance(weight, np.ndarray) else weight
+        return self._new, Reduced(Partial(self._common(totals), sent_weight), weight, self._squares()), memory
 
     def _common(self, totals: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """The sums of the common layers."""
@@ -659,14 +659,14 @@ class _Next:
             return np.full(1, math.nan)
         statistics = _within(self._job.shared, slice(self._size - self._row.statistics, self._size))
         starts = range(0, len(self._model), PIECE)
-        found = np.zeros(len(starts))
+        squares = np.zeros(len(starts))
         for number, start in enumerate(starts):
             place = slice(start, start + PIECE)
-            way = np.subtract(self._new[place], self._model[place], dtype=np.float64)
+            change = np.subtract(self._new[place], self._model[place], dtype=np.float64)
             for a, b in statistics:
-                way[max(0, a - start) : max(0, b - start)] = 0.0
-            found[number] = np.square(way, out=way).sum()
-        return found
+                change[max(0, a - start) : max(0, b - start)] = 0.0
+            squares[number] = np.square(change, out=change).sum()
+        return squares
 
 
 def _kept(own: _OwnStep, n: int) -> NDArray[np.float64]:
@@ -686,8 +686,8 @@ def _stepped(
     start, memory = own.step.vectors(), _kept(own, n)
     averaged = Averaged(old[:n], averages[:n], own.clients, own.members, own.model)
     stepped, vectors = own.step.apply(averaged, dict(zip(start, memory, strict=True)))
-    kept = np.stack([vectors[name] for name in start]) if start else np.empty((0, n))
-    return np.concatenate([stepped, averages[n:]]), kept
+    new_memory = np.stack([vectors[name] for name in start]) if start else np.empty((0, n))
+    return np.concatenate([stepped, averages[n:]]), new_memory
 
 
 def merge(partials: Sequence[Partial], weights: Sequence[Weight]) -> NDArray[np.float32] | None:
@@ -702,28 +702,28 @@ def merge(partials: Sequence[Partial], weights: Sequence[Weight]) -> NDArray[np.
     Returns:
         ``(C,)`` float32, or None if no LPS has any weight. Parameters of weight 0 are NaN.
     """
-    whole = sum(weights)
-    if not np.any(whole):
+    total_weight = sum(weights)
+    if not np.any(total_weight):
         return None
     totals: list[Partial] = []
     for partial, weight in zip(partials, weights, strict=True):
-        wanted, own = np.broadcast_arrays(np.asarray(weight, np.float64), partial.weight)
-        scale = np.divide(wanted, own, out=wanted.copy(), where=own != 0)
+        target_weight, sum_weight = np.broadcast_arrays(np.asarray(weight, np.float64), partial.weight)
+        scale = np.divide(target_weight, sum_weight, out=target_weight.copy(), where=sum_weight != 0)
         totals.append(Partial(summed([partial]) * scale, 0.0))
     with np.errstate(invalid="ignore"):
-        return (summed(totals) / whole).astype(np.float32)
+        return (summed(totals) / total_weight).astype(np.float32)
 
 
 def _places(shared: Segments) -> list[slice]:
     """The places of the shared parameters of each piece of the model. Products and rules process these pieces
     however the model is sharded, since the last bit of a product depends on the columns computed together."""
-    found, at = dict[int, slice](), 0
+    places, offset = dict[int, slice](), 0
     for a, b in shared:
         for piece in range(a // PIECE, -(-b // PIECE)):
-            first, last = max(a, piece * PIECE) - a + at, min(b, (piece + 1) * PIECE) - a + at
-            found[piece] = slice(found[piece].start if piece in found else first, last)
-        at += b - a
-    return list(found.values())
+            first, last = max(a, piece * PIECE) - a + offset, min(b, (piece + 1) * PIECE) - a + offset
+            places[piece] = slice(places[piece].start if piece in places else first, last)
+        offset += b - a
+    return list(places.values())
 
 
 def _length(segments: Segments) -> int:
@@ -739,20 +739,20 @@ def _where_any(
 
 def _within(segments: Segments, place: slice) -> Segments:
     """The ranges of the model that correspond to a place in the concatenated segments."""
-    found, at = [], 0
+    ranges, offset = [], 0
     for a, b in segments:
-        first, last = max(place.start - at, 0), min(place.stop - at, b - a)
+        first, last = max(place.start - offset, 0), min(place.stop - offset, b - a)
         if first < last:
-            found.append((a + first, a + last))
-        at += b - a
-    return tuple(found)
+            ranges.append((a + first, a + last))
+        offset += b - a
+    return tuple(ranges)
 
 
 def _put(vector: NDArray[np.floating], segments: Segments, values: NDArray[np.floating]) -> None:
-    at = 0
+    offset = 0
     for a, b in segments:
-        vector[a:b] = values[at : at + b - a]
-        at += b - a
+        vector[a:b] = values[offset : offset + b - a]
+        offset += b - a
 
 
 def _take(vector: NDArray[Any], segments: Segments) -> NDArray[Any]:

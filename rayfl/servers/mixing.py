@@ -45,9 +45,9 @@ def check(mixing: Mixing, method: str, models: int, clients: int) -> Mixing:
     sums: NDArray[np.float64] = np.asarray(mixing.weights.sum(axis=1), np.float64).ravel()
     if mixing.keep is not None:
         sums = sums + np.asarray(mixing.keep.sum(axis=1), np.float64).ravel()
-    wrong = np.flatnonzero((np.diff(mixing.weights.tocsr().indptr) > 0) & ~(sums > 0))
-    if len(wrong):
-        what = f"the weights of model {wrong[0]} sum to {sums[wrong[0]]:g}"
+    bad_rows = np.flatnonzero((np.diff(mixing.weights.tocsr().indptr) > 0) & ~(sums > 0))
+    if len(bad_rows):
+        what = f"the weights of model {bad_rows[0]} sum to {sums[bad_rows[0]]:g}"
         raise ConfigError(f"{method}.mix", what, "expected a positive sum: rows are divided by it")
     return mixing
 
@@ -78,13 +78,13 @@ def block_mixings(mixing: Mixing, blocks: Sequence[slice]) -> list[BlockMixing]:
     """The part of A of every block."""
     weights = mixing.weights.tocsc()
     keep = None if mixing.keep is None else mixing.keep.tocsc()
-    found = []
+    parts = []
     for block in blocks:
-        inside = weights.indices[weights.indptr[block.start] : weights.indptr[block.stop]]
-        rows: NDArray[np.int64] = np.unique(inside).astype(np.int64)
+        indices = weights.indices[weights.indptr[block.start] : weights.indptr[block.stop]]
+        rows: NDArray[np.int64] = np.unique(indices).astype(np.int64)
         kept = None if keep is None else _dense(keep, rows, block)
-        found.append(BlockMixing(rows, _dense(weights, rows, block), kept))
-    return found
+        parts.append(BlockMixing(rows, _dense(weights, rows, block), kept))
+    return parts
 
 
 def _dense(matrix: sp.csc_array, rows: NDArray[np.int64], block: slice) -> NDArray[np.float64]:
@@ -109,26 +109,26 @@ def without(
     failed = np.isin(plan.cohort, list(failures))
 
     def drop(matrix: sp.csr_array) -> sp.csr_array:
-        kept = matrix.tocoo()
-        there = ~failed[kept.coords[1]]
-        entries = kept.data[there], (kept.coords[0][there], kept.coords[1][there])
+        coo = matrix.tocoo()
+        delivered = ~failed[coo.coords[1]]
+        entries = coo.data[delivered], (coo.coords[0][delivered], coo.coords[1][delivered])
         return sp.csr_array(entries, shape=matrix.shape)
 
     keep = None if mixing.keep is None else drop(mixing.keep)
-    left = replace(mixing, weights=drop(mixing.weights), keep=keep)
+    remaining = replace(mixing, weights=drop(mixing.weights), keep=keep)
     if local is None or keep is None:
-        return left
-    scaled = sp.csr_array(left.weights.multiply(scales(left, local)[:, None]))
-    return replace(left, weights=scaled, keep=sp.csr_array(keep + left.weights - scaled))
+        return remaining
+    scaled = sp.csr_array(remaining.weights.multiply(scales(remaining, local)[:, None]))
+    return replace(remaining, weights=scaled, keep=sp.csr_array(keep + remaining.weights - scaled))
 
 
 def scales(left: Mixing, local: LocalObjective) -> NDArray[np.float64]:
     """The factor of each row of A, without the clients that failed ``(K,)``."""
-    found = np.ones(left.weights.shape[0])
+    factors = np.ones(left.weights.shape[0])
     if left.keep is None:
-        return found
+        return factors
     for row in np.flatnonzero(np.diff(left.weights.indptr)):
         weights, keep = (matrix[[row]].toarray().ravel() for matrix in (left.weights, left.keep))
-        there = weights != 0
-        found[row] = local.rescaled(weights[there], keep[there])
-    return found
+        nonzero = weights != 0
+        factors[row] = local.rescaled(weights[nonzero], keep[nonzero])
+    return factors

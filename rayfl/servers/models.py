@@ -131,16 +131,16 @@ class Servers:
         models = self.at(shares.indices.astype(np.int64), np.repeat(clients, counts)).tolist()
         weights = (shares.data / np.repeat(shares.sum(axis=1), counts)).tolist()
         numbers: dict[Mixture, int] = {}
-        found = np.empty(len(clients), np.int64)
+        indices = np.empty(len(clients), np.int64)
         for row, (first, last) in enumerate(itertools.pairwise(shares.indptr.tolist())):
             if last - first == 1:
-                found[row] = models[first]
+                indices[row] = models[first]
             else:
                 mixture = Mixture(tuple(models[first:last]), tuple(weights[first:last]))
-                found[row] = numbers.setdefault(mixture, len(self.models) + len(numbers))
+                indices[row] = numbers.setdefault(mixture, len(self.models) + len(numbers))
         servers = copy.copy(self)
         servers.mixtures = tuple(numbers)
-        return servers, found
+        return servers, indices
 
     def weights(self, served: Served, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
         """The weight of each model ``(L,)``, if every client gives its weight, ``sizes`` ``(N,)``, to the
@@ -148,22 +148,22 @@ class Servers:
         """
         servers, used = self.serving(served, np.arange(len(sizes)))
         count = len(self.models) + len(servers.mixtures)
-        found: NDArray[np.float64] = np.bincount(used, sizes, minlength=count).astype(np.float64)
-        for weight, mixture in zip(found[len(self.models) :].tolist(), servers.mixtures, strict=True):
-            found[list(mixture.models)] += weight * np.array(mixture.weights)
-        return found[: len(self.models)]
+        totals: NDArray[np.float64] = np.bincount(used, sizes, minlength=count).astype(np.float64)
+        for weight, mixture in zip(totals[len(self.models) :].tolist(), servers.mixtures, strict=True):
+            totals[list(mixture.models)] += weight * np.array(mixture.weights)
+        return totals[: len(self.models)]
 
     def sent(self, numbers: Iterable[int]) -> dict[Key, Ref]:
         """The models with these numbers, by reference; for mixtures, also the models that they consist of."""
-        found: dict[Key, Ref] = {}
+        refs: dict[Key, Ref] = {}
         for number in numbers:
             if number < len(self.models):
-                found["model", number] = self.models[number]
+                refs["model", number] = self.models[number]
             else:
                 mixture = self.mixtures[number - len(self.models)]
-                found.update({("model", part): self.models[part] for part in mixture.models})
-                found["model", number] = mixture
-        return found
+                refs.update({("model", part): self.models[part] for part in mixture.models})
+                refs["model", number] = mixture
+        return refs
 
     def name(self, place: int) -> str:
         """The model's number, followed by that of the edge if there are several."""

@@ -91,11 +91,11 @@ class ClientQueries:
 
         Each client downloads all models and sends K numbers.
         """
-        found = testing.samples_by_model(self.servers, clients, *self._samples(split))
-        down, round = 4 * self.servers.spec.P * found.size, self.state.round
+        counts = testing.samples_by_model(self.servers, clients, *self._samples(split))
+        down, round = 4 * self.servers.spec.P * counts.size, self.state.round
         self.account(Transfer(round, "client_lps", "down", "model", down))
-        self.account(Transfer(round, "client_lps", "up", "report", 4 * found.size))
-        return found
+        self.account(Transfer(round, "client_lps", "up", "report", 4 * counts.size))
+        return counts
 
     def _samples(self, split: Split) -> tuple[Ragged, Part]:
         """The samples of all clients in a split, and the part of the data that contains them."""
@@ -145,15 +145,17 @@ class ClientQueries:
         if not clustering.needs_signatures:
             task = cluster_blocks(backend, grouping(request), (), 1)
             return backend.get(task).among(request.clients, federation.clients)  # type: ignore[no-any-return]
-        found = self._signatures(request)
-        request, exchanged = found.request, clustering.signature.needs_exchange
+        signatures = self._signatures(request)
+        request, exchanged = signatures.request, clustering.signature.needs_exchange
         if exchanged:
-            relations = self._relations(found)
+            relations = self._relations(signatures)
             task = cluster_relations(backend, grouping(request), request.received, relations)
         else:
-            task = cluster_blocks(backend, grouping(request), found.refs, len(found.jobs[0].clients))
+            task = cluster_blocks(
+                backend, grouping(request), signatures.refs, len(signatures.jobs[0].clients)
+            )
         clusters: Clusters = backend.get(task)
-        self._account(found, exchanged)
+        self._account(signatures, exchanged)
         return clusters.among(request.clients, federation.clients)
 
     def distances(
@@ -180,10 +182,10 @@ class ClientQueries:
         has_feature_map: bool | NDArray[np.bool_] = False,
     ) -> dict[int, NDArray[np.float32]]:
         """The signatures of those ``clients`` ``(n,)`` that have one; the rest as for :meth:`cluster`."""
-        found = self._signatures(self._request(clustering, clients, known, has_feature_map))
-        blocks = self.servers.backend.get(list(found.refs))
-        self._account(found, exchanged=False)
-        ids = found.request.clients.tolist()
+        answer = self._signatures(self._request(clustering, clients, known, has_feature_map))
+        blocks = self.servers.backend.get(list(answer.refs))
+        self._account(answer, exchanged=False)
+        ids = answer.request.clients.tolist()
         return dict(zip(ids, itertools.chain.from_iterable(blocks), strict=True))
 
     def missing_signatures(
@@ -201,18 +203,18 @@ class ClientQueries:
     ) -> SignatureRequest:
         """A request for signatures; those sent earlier (``known``) describe the data of their stage."""
         known = np.full(len(clients), -1) if known is None else known
-        begun = np.array([stage.round for stage in self.stages])
+        stage_starts = np.array([stage.round for stage in self.stages])
         sends, now = known < 0, len(self.stages) - 1
-        stages = np.where(sends, now, np.maximum(0, np.searchsorted(begun, known, "right") - 1))
+        stages = np.where(sends, now, np.maximum(0, np.searchsorted(stage_starts, known, "right") - 1))
         present, received = self.federation.sizes[clients] > 0, None
         if clustering.signature.needs_exchange and not present.all():
             # A client that sent its signature later had received the earlier ones; so of two absent clients,
             # at least one has the signature of the other.
             active = np.array([stage.active[clients] for stage in self.stages])
-            when = np.where(sends, self.state.round, known)
-            received = (when[:, None] > when) | active[stages].T
-        served = np.array(np.broadcast_to(has_feature_map, len(clients)), np.bool_)
-        return SignatureRequest(clustering, clients, stages, sends, present, served, received)
+            sent_at = np.where(sends, self.state.round, known)
+            received = (sent_at[:, None] > sent_at) | active[stages].T
+        has_map = np.array(np.broadcast_to(has_feature_map, len(clients)), np.bool_)
+        return SignatureRequest(clustering, clients, stages, sends, present, has_map, received)
 
     def _signatures(self, request: SignatureRequest) -> Signatures:
         """The signatures of all clients that have one; clients without one are left out.
@@ -222,16 +224,16 @@ class ClientQueries:
         """
         failures: dict[int, RayflError] = {}
         while True:
-            found = self._compute(request)
-            if not found.failures:
+            answer = self._compute(request)
+            if not answer.failures:
                 break
-            failures |= found.failures
+            failures |= answer.failures
             request = request.without(failures)
             if len(failures) > self.servers.tolerate or not len(request.clients):
                 raise failures[min(failures)]
         for client in sorted(failures):
             self.tell(f"round {self.state.round + 1}: {failures[client]}; it is left out of the clustering")
-        return found
+        return answer
 
     def _compute(self, request: SignatureRequest) -> Signatures:
         """Have the clients compute their signatures, one block of clients per task."""
@@ -269,8 +271,8 @@ class ClientQueries:
 
     def _relations(self, found: Signatures) -> list[Ref]:
         """The second step of an exchange: every client receives all signatures and returns a row."""
-        everyone: dict[Key, Ref] = {("signatures", block): ref for block, ref in enumerate(found.refs)}
-        tasks = [Task("relations", job, everyone, (RELATIONS,), self._cost(job)) for job in found.jobs]
+        all_signatures: dict[Key, Ref] = {("signatures", block): ref for block, ref in enumerate(found.refs)}
+        tasks = [Task("relations", job, all_signatures, (RELATIONS,), self._cost(job)) for job in found.jobs]
         return [done.refs[RELATIONS] for done in self.servers.backend.run_in_order(tasks)]
 
     def _cost(self, job: SignatureJob) -> float:
@@ -306,22 +308,24 @@ class ClientQueries:
 
     def cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         """Cosine similarities of the clients' latest updates ``(n, n)``, in tiles on the client actors."""
-        known = np.array([c in self.servers.updates for c in clients.tolist()], np.bool_)
-        found = np.full((len(clients), len(clients)), np.nan)
-        found[np.ix_(known, known)] = self._cosines(clients[known])
-        np.fill_diagonal(found, 1.0)
-        return found
+        has_update = np.array([c in self.servers.updates for c in clients.tolist()], np.bool_)
+        similarities = np.full((len(clients), len(clients)), np.nan)
+        similarities[np.ix_(has_update, has_update)] = self._cosines(clients[has_update])
+        np.fill_diagonal(similarities, 1.0)
+        return similarities
 
     def _cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
-        blocks, found = self._updates(clients), np.zeros((len(clients), len(clients)))
+        blocks, similarities = self._updates(clients), np.zeros((len(clients), len(clients)))
         pairs = list(itertools.combinations_with_replacement(range(len(blocks)), 2))
         tasks = [Task.calling(cosines.tile, blocks[i], blocks[j]) for i, j in pairs]
         for done in self.servers.backend.run(tasks):
             rows, columns = (slice(k * _TILE, (k + 1) * _TILE) for k in pairs[done.task])
             tile = self.servers.backend.get(done.refs[RESULT])
-            found[rows, columns] = tile
-            found[columns, rows] = tile.T
-        return np.triu(found) + np.triu(found, 1).T  # the two triangles may be rounded differently
+            similarities[rows, columns] = tile
+            similarities[columns, rows] = tile.T
+        return (
+            np.triu(similarities) + np.triu(similarities, 1).T
+        )  # the two triangles may be rounded differently
 
     def sketches(self, clients: NDArray[np.int64], size: int) -> NDArray[np.float32]:
         """Sketches of the clients' latest updates ``(n, size)``."""
@@ -335,27 +339,27 @@ class ClientQueries:
         Every client downloads its model and sends its update; the servers compute the sketches.
         """
         updates = testing.adapt(self.servers, self._round(self.state.round), clients, models, on=()).updates
-        sent = 4 * self.servers.spec.P * len(clients)
-        self.account(Transfer(self.state.round, "client_lps", "down", "model", sent))
-        self.account(Transfer(self.state.round, "client_lps", "up", "update", sent))
+        bytes_sent = 4 * self.servers.spec.P * len(clients)
+        self.account(Transfer(self.state.round, "client_lps", "down", "model", bytes_sent))
+        self.account(Transfer(self.state.round, "client_lps", "up", "update", bytes_sent))
         return self._sketched([rows for _, rows in updates], size)
 
     def _updates(self, clients: NDArray[np.int64]) -> list[Ref]:
         """The clients' latest updates, in blocks of ``_TILE`` rows, by reference."""
         blocks = []
         for first in range(0, len(clients), _TILE):
-            some = clients[first : first + _TILE].tolist()
-            if any(client not in self.servers.updates for client in some):
+            ids = clients[first : first + _TILE].tolist()
+            if any(client not in self.servers.updates for client in ids):
                 raise ValueError("a client that never sent an update has no row")
-            blocks.append(self.servers.updates.packed(self.servers.backend, some))
+            blocks.append(self.servers.updates.packed(self.servers.backend, ids))
         return blocks
 
     def _sketched(self, blocks: Sequence[Ref], size: int) -> NDArray[np.float32]:
         tasks = [Task.calling(cosines.sketch, rows, size, self.config.seed) for rows in blocks]
-        found: list[NDArray[np.float32]] = [np.empty((0, size), np.float32)] * len(tasks)
+        sketches: list[NDArray[np.float32]] = [np.empty((0, size), np.float32)] * len(tasks)
         for done in self.servers.backend.run(tasks):
-            found[done.task] = self.servers.backend.get(done.refs[RESULT])
-        return np.concatenate(found)
+            sketches[done.task] = self.servers.backend.get(done.refs[RESULT])
+        return np.concatenate(sketches)
 
 
 def public_sample(samples: Samples, count: int, seed: int) -> NDArray[np.float32]:

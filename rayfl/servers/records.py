@@ -116,11 +116,11 @@ class Records:
 
     def start(self) -> None:
         """Write the tables as they are before the first round, or as restored from a checkpoint."""
-        table, before = self.run.table, self._last_round
+        table, last_round = self.run.table, self._last_round
         self._tables = {
             "rounds": table("rounds.csv", self.rounds, self._columns),
             "groups": table("groups.csv", self.groups),
-            "communication": table("communication.csv", self.ledger.rows(upto=before), COLUMNS),
+            "communication": table("communication.csv", self.ledger.rows(upto=last_round), COLUMNS),
         }
         self._write_diagnostics(self.diagnostics)
         self._write_clusters()
@@ -184,8 +184,8 @@ class Records:
         clusters, groups, sizes = state.clusters, self.federation.groups, self.federation.sizes
 
         def compare() -> float:
-            known = (sizes > 0) & (clusters >= 0)
-            return adjusted_rand_index(clusters[known], groups[known])
+            compared = (sizes > 0) & (clusters >= 0)
+            return adjusted_rand_index(clusters[compared], groups[compared])
 
         return self._agreement.of(compare, clusters, self.federation)
 
@@ -258,14 +258,14 @@ class Records:
         """Record the tests of clients ``(n,)`` that have joined after the last round; returns metrics for the
         closing table.
         """
-        found: dict[str, float | None] = {"newcomers": len(who)}
+        all_metrics: dict[str, float | None] = {"newcomers": len(who)}
         for model, scores in tests.items():
             column = np.full(self.federation.clients, np.nan)
             column[who] = self._accuracy(scores["test"], self.federation.predictions[who])
             self._facts[f"{protocols.NEWCOMERS}{protocols.prefix(model=model)}accuracy"] = column
             metrics = self._metrics(model, who, scores)
-            found |= {f"{protocols.NEWCOMERS}{name}": value for name, value in metrics.items()}
-        return found
+            all_metrics |= {f"{protocols.NEWCOMERS}{name}": value for name, value in metrics.items()}
+        return all_metrics
 
     def trained(self, round: int, who: NDArray[np.int64], scores: Scores) -> None:
         """Record the tests of the models that clients ``who`` ``(n,)`` trained in a round, before
@@ -282,28 +282,30 @@ class Records:
         weights: NDArray[np.float64] | None = None,
     ) -> dict[str, float | None]:
         """The metrics of a model on all data that clients ``(n,)`` were tested on, by name."""
-        found: dict[str, float | None] = {}
+        all_metrics: dict[str, float | None] = {}
         for on, score in scores.items():
             metrics = self._summary(score, self.federation.predictions_on(on)[who], weights)
-            begin = protocols.prefix(on, model)
-            found |= {f"{begin}{metric}": value for metric, value in metrics.items()}
-        return found
+            prefix = protocols.prefix(on, model)
+            all_metrics |= {f"{prefix}{metric}": value for metric, value in metrics.items()}
+        return all_metrics
 
     def _summary(
         self, score: Score, sizes: NDArray[np.int64], weights: NDArray[np.float64] | None
     ) -> dict[str, float | None]:
         tests = score.correct, score.losses, sizes
         if weights is None:
-            found: dict[str, float | None] = {**summary(*tests)}
+            metrics: dict[str, float | None] = {**summary(*tests)}
         else:
-            found = {**weighted_summary(*tests, weights, int((self.federation.sizes > 0).sum()))}
+            metrics = {**weighted_summary(*tests, weights, int((self.federation.sizes > 0).sum()))}
         if not self.loss.accurate:
-            found = {"loss_mean": found["loss_mean"]}
+            metrics = {"loss_mean": metrics["loss_mean"]}
         for name, values in self.loss.measured(score.sums, sizes).items():
-            known = ~np.isnan(values)
-            shares = None if weights is None else weights[known]
-            found[f"{name}_mean"] = float(np.average(values[known], weights=shares)) if known.any() else None
-        return found
+            measured = ~np.isnan(values)
+            shares = None if weights is None else weights[measured]
+            metrics[f"{name}_mean"] = (
+                float(np.average(values[measured], weights=shares)) if measured.any() else None
+            )
+        return metrics
 
     def _accuracy(self, score: Score, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
         """The accuracy of each client in percent ``(n,)``; NaN if the loss has no notion of a right
@@ -350,19 +352,22 @@ class Records:
         self.best_last = self.best_last.update(state.round - 1, who, self._accuracy(test, sizes), estimate)
         measured = self.loss.measured(test.sums, sizes)
         self.measured = {name: _with(last, who, measured[name]) for name, last in self.measured.items()}
-        found = self._metrics("served", who, scores, weights)
+        metrics = self._metrics("served", who, scores, weights)
         self.last_on = {
             on: _with(last, who, self._accuracy(scores[on], self.federation.predictions_on(on)[who]))
             for on, last in self.last_on.items()
         }
         if self.local is not None:
-            own = np.flatnonzero((self.local.round >= 0) & (self.federation.sizes > 0))
-            tests = {on: score.take(own) for on, score in self.local.scores.items()}
-            found |= {**self._metrics("local", own, tests), protocols.LOCAL_CLIENTS: len(own)}
-        mean = found.get("accuracy_mean")
+            local_clients = np.flatnonzero((self.local.round >= 0) & (self.federation.sizes > 0))
+            tests = {on: score.take(local_clients) for on, score in self.local.scores.items()}
+            metrics |= {
+                **self._metrics("local", local_clients, tests),
+                protocols.LOCAL_CLIENTS: len(local_clients),
+            }
+        mean = metrics.get("accuracy_mean")
         sets = self._sets("all", who, None, weights)
         return {
-            **found,
+            **metrics,
             "accuracy_se_samples": None if mean is None else float(sets.standard_error(mean).sum()),
             "distinct_test_samples": int(sets.distinct.sum()),
             "estimated_from": len(who) if estimate else None,
@@ -392,14 +397,14 @@ class Records:
             sets = self._sets(kind, who, labels, weights)
             errors = sets.standard_error(groups.accuracy_mean)
             for place, row in enumerate(groups.rows()):
-                unknown = () if accurate else [name for name in row if name.startswith("accuracy")]
+                undefined = () if accurate else [name for name in row if name.startswith("accuracy")]
                 members = (labels == row["id"]) & (self.federation.sizes > 0)
                 self._tested_groups.append(
                     {
                         "round": state.round - 1,
                         "kind": kind,
                         **row,
-                        **dict.fromkeys(unknown),
+                        **dict.fromkeys(undefined),
                         "clients": int(members.sum()),
                         "distinct_test_samples": int(sets.distinct[place]),
                         "accuracy_se_samples": float(errors[place]) if accurate else None,
@@ -414,24 +419,24 @@ class Records:
         """Record the perplexities of clients with texts and return their mean."""
         if self.federation.samples.task != "words":
             return None
-        found = perplexity(losses, self.federation.predictions[who])
-        known = ~np.isnan(found)
-        tested = who[known]
+        values = perplexity(losses, self.federation.predictions[who])
+        defined = ~np.isnan(values)
+        tested = who[defined]
         self.perplexity = self.perplexity.copy()
-        self.perplexity[0, tested] = found[known]
+        self.perplexity[0, tested] = values[defined]
         if weights is None:
-            self.perplexity[1, tested] = np.fmin(self.perplexity[1, tested], found[known])
-        shares = None if weights is None else weights[known]
-        return float(np.average(found[known], weights=shares)) if known.any() else None
+            self.perplexity[1, tested] = np.fmin(self.perplexity[1, tested], values[defined])
+        shares = None if weights is None else weights[defined]
+        return float(np.average(values[defined], weights=shares)) if defined.any() else None
 
     def _divisions(self, state: ServerState) -> dict[str, NDArray[np.int64]]:
         """The divisions for which accuracies are reported: the planted group and the cluster of each client
         ``(N,)``.
         """
-        planted, found = self.federation.groups, state.assignment
+        planted, assignment = self.federation.groups, state.assignment
         return {
             **({} if planted is None else {"group": planted}),
-            **({"cluster": found} if state.clustered else {}),
+            **({"cluster": assignment} if state.clustered else {}),
         }
 
     def _sets(
@@ -453,10 +458,10 @@ class Records:
 
         def count() -> TestSets:
             tested = federation.predictions[who] > 0
-            some = who[tested]
+            tested_clients = who[tested]
             return TestSets.of(
-                federation.test.among(some),
-                np.zeros(len(some), np.int64) if labels is None else labels[some],
+                federation.test.among(tested_clients),
+                np.zeros(len(tested_clients), np.int64) if labels is None else labels[tested_clients],
                 len(federation.samples.y_test),
                 None if weights is None else weights[tested],
             )
@@ -495,8 +500,8 @@ class Records:
         method reports nothing, there is no file.
         """
         table = self._tables.get("diagnostics")
-        known = () if table is None else table.columns
-        if any(name not in known for row in new for name in row):
+        old_columns = () if table is None else table.columns
+        if any(name not in old_columns for row in new for name in row):
             columns = dict.fromkeys(name for row in self.diagnostics for name in row)
             self._tables["diagnostics"] = self.run.table("diagnostics.csv", self.diagnostics, [*columns])
         elif table is not None:
@@ -519,8 +524,8 @@ class Records:
         self._write_labels()
         columns, clients = self._of_clients(state), self.federation.clients
         starts = range(0, max(1, clients), rundir.AT_ONCE)
-        some = (slice(first, first + rundir.AT_ONCE) for first in starts)  # a few clients at a time
-        pieces = (pd.DataFrame({name: column[part] for name, column in columns.items()}) for part in some)
+        slices = (slice(first, first + rundir.AT_ONCE) for first in starts)  # a few clients at a time
+        pieces = (pd.DataFrame({name: column[part] for name, column in columns.items()}) for part in slices)
         self.run.write_frames("clients.csv", pieces)
 
     def _of_clients(self, state: ServerState) -> dict[str, NDArray[Any]]:
@@ -569,10 +574,10 @@ class Records:
 
         clients, classes = self.federation.clients, self.federation.samples.classes
         for first in range(0, clients, rundir.AT_ONCE):
-            some = slice(first, min(first + rundir.AT_ONCE, clients))
+            block = slice(first, min(first + rundir.AT_ONCE, clients))
             columns = [f"class_{label}" for label in range(classes)]
-            frame = pd.DataFrame(class_counts(self.federation, some), columns=columns)
-            frame.insert(0, "client", np.arange(some.start, some.stop))
+            frame = pd.DataFrame(class_counts(self.federation, block), columns=columns)
+            frame.insert(0, "client", np.arange(block.start, block.stop))
             yield frame
 
     def _write_clusters(self, grown: bool = False) -> None:
@@ -585,9 +590,9 @@ class Records:
         """
         groups, names = self.federation.groups, self.federation.names
         pairs = zip(self._written, self.timeline, strict=False)
-        kept = itertools.takewhile(lambda pair: pair[0][0] is pair[1], pairs)
-        self._written = [written for written, _ in kept]
-        self._written += [(each, rundir.item(each)) for each in self.timeline[len(self._written) :]]
+        unchanged = itertools.takewhile(lambda pair: pair[0][0] is pair[1], pairs)
+        self._written = [written for written, _ in unchanged]
+        self._written += [(entry, rundir.item(entry)) for entry in self.timeline[len(self._written) :]]
         size = sum(len(text) for _, text in self._written)
         if grown and _LONG < size < 1.125 * self._size:
             return
@@ -707,6 +712,6 @@ def _with(
     values: NDArray[np.float64], who: NDArray[np.int64], new: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """A copy with other values of some clients."""
-    found = values.copy()
-    found[who] = new
-    return found
+    updated = values.copy()
+    updated[who] = new
+    return updated

@@ -71,12 +71,12 @@ def cut_groups(plan: Plan, blocks: Sequence[slice], size: int, clients_per_actor
     """
     homes = plan.cohort // clients_per_actor if clients_per_actor else np.zeros_like(plan.cohort)
     kinds = [(plan.group[block.start], homes[block.start]) for block in blocks]
-    found: list[slice] = []
+    groups: list[slice] = []
     for _, same in itertools.groupby(range(len(blocks)), key=lambda block: kinds[block]):
-        some = list(same)
-        stop = some[-1] + 1
-        found += [slice(first, min(first + size, stop)) for first in range(some[0], stop, size)]
-    return found
+        numbers = list(same)
+        stop = numbers[-1] + 1
+        groups += [slice(first, min(first + size, stop)) for first in range(numbers[0], stop, size)]
+    return groups
 
 
 @dataclass(frozen=True)
@@ -162,11 +162,11 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
         zeros = np.zeros(local.server_size(servers.spec), np.float32)
         servers.vectors = [servers.put(zeros, servers.ranges.evenly(len(zeros)))] * len(servers.models)
     rule = None if this_round.aggregation.is_mean else this_round.aggregation
-    known = this_round.mixing if rule is None else None  # a rule needs the trained rows
-    cut = None if known is None else block_mixings(known, blocks)
+    known_mixing = this_round.mixing if rule is None else None  # a rule needs the trained rows
+    mixings = None if known_mixing is None else block_mixings(known_mixing, blocks)
     # If a block would send more sums than it has clients, it sends the trained rows instead.
-    deliver = cut is None or sum(len(part.rows) for part in cut) > len(plan.cohort)
-    parts: Sequence[BlockMixing | None] = [None] * len(blocks) if cut is None or deliver else cut
+    deliver = mixings is None or sum(len(part.rows) for part in mixings) > len(plan.cohort)
+    parts: Sequence[BlockMixing | None] = [None] * len(blocks) if mixings is None or deliver else mixings
     assert not (deliver and (local.masks or has_vectors)), "trained rows travel alone"
     tasks = [
         _task(serving, this_round, layout, block, start[block], part)
@@ -188,7 +188,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
         mixing = _mixed_at_edges(servers, this_round.mix(reports), plan.cohort)
     if this_round.updates:
         servers.keep(servers.updates, plan, blocks, [done.refs[UPDATES] for done in trained], failures)
-    before = len(servers.models)
+    former_count = len(servers.models)
     if mixing.parents is not None:
         servers.inherit(mixing.parents)
     step = this_round.step
@@ -217,7 +217,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
         facts = reduce_sums(servers, averaging, sums, members, rescaled)
     if layout.size:
         servers.keep(servers.states, plan, blocks, [done.refs[STATES] for done in trained], failures)
-    changes = np.zeros(max(before, len(servers.models)))
+    changes = np.zeros(max(former_count, len(servers.models)))
     up = down = 0
     if learns:
         learned = _learned(servers, facts)
@@ -246,12 +246,12 @@ def _train_models(servers: Servers, this_round: Round, weights: sp.csr_array, re
         row = slice(weights.indptr[model], weights.indptr[model + 1])
         columns = weights.indices[row]
         order = np.argsort(columns)
-        who = columns[order]
+        positions = columns[order]
         job = ServerTrainingJob(
             model=model,
-            clients=this_round.plan.cohort[who],
+            clients=this_round.plan.cohort[positions],
             weights=weights.data[row][order],
-            reports={name: values[who] for name, values in reports.items()},
+            reports={name: values[positions] for name, values in reports.items()},
             round=this_round.round,
         )
         objects: dict[Key, Ref] = {("model", 0): servers.models[model], ("training", 0): this_round.training}
@@ -273,13 +273,13 @@ def _trained_blocks(
     """
     failures: dict[int, str] = {}
     trained: list[Done] = []
-    sent = [_together(tasks[group]) for group in groups]
-    for number, done in enumerate(servers.backend.run(sent)):
-        for one in _apart(done, groups[done.task], tasks):
-            trained.append(sums.take(one))
-            failures.update(one.report.failures | one.report.unadapted)
+    group_tasks = [_together(tasks[group]) for group in groups]
+    for number, done in enumerate(servers.backend.run(group_tasks)):
+        for block_done in _apart(done, groups[done.task], tasks):
+            trained.append(sums.take(block_done))
+            failures.update(block_done.report.failures | block_done.report.unadapted)
         refuse_failures(servers, failures, tasks[0].job.round, servers.tolerate)
-        progress(number + 1, sent, done)
+        progress(number + 1, group_tasks, done)
     return sorted(trained, key=lambda done: done.task)
 
 
@@ -317,8 +317,8 @@ def _apart(done: Done, group: slice, tasks: Sequence[Task]) -> Iterator[Done]:
         return
     sums = {key: ref for key, ref in done.refs.items() if key[0] == "sum"}
     for place, block in enumerate(range(group.start, group.stop)):
-        own = {key: done.refs[in_group(place, key)] for key in tasks[block].keeps if key[0] != "sum"}
-        refs = {**own, **(sums if not place else {})}
+        block_refs = {key: done.refs[in_group(place, key)] for key in tasks[block].keeps if key[0] != "sum"}
+        refs = {**block_refs, **(sums if not place else {})}
         yield replace(done, task=block, report=done.report.blocks[place], refs=refs)
 
 
@@ -329,18 +329,18 @@ def _combined_reports(
 
     Rows of the clients that ``failed`` ``(M,)`` are NaN.
     """
-    found: dict[str, NDArray[np.float64]] = {}
+    combined: dict[str, NDArray[np.float64]] = {}
     for name, asked in this_round.reports.items():
         if asked.report.combined:
             blocks = [done.refs["report", name] for done in trained]
-            whole = servers.backend.get(servers.backend.call(_combined, asked.ref, *blocks))
+            merged = servers.backend.get(servers.backend.call(_combined, asked.ref, *blocks))
             if failed.any():
-                whole = np.array(whole)  # arrays from the object store are read-only
-                whole[failed] = np.nan
-            found[name] = whole
+                merged = np.array(merged)  # arrays from the object store are read-only
+                merged[failed] = np.nan
+            combined[name] = merged
         else:
-            found[name] = asked.report.combine([done.report.reports[name] for done in trained])
-    return found
+            combined[name] = asked.report.combine([done.report.reports[name] for done in trained])
+    return combined
 
 
 def _optimizer_of(servers: Servers, this_round: Round, failures: Mapping[int, str]) -> Optimizer | None:
@@ -384,8 +384,8 @@ def _mixed_at_edges(servers: Servers, mixing: Mixing, cohort: NDArray[np.int64])
 def _learned(servers: Servers, facts: Sequence[Ref]) -> dict[int, Reduced]:
     """What the GPS may know about each row."""
     shards: dict[int, list[Reduced]] = {}
-    for found in servers.backend.get(list(facts)):
-        for row, fact in found.items():
+    for facts_by_row in servers.backend.get(list(facts)):
+        for row, fact in facts_by_row.items():
             shards.setdefault(row, []).append(fact)
     return {row: Reduced.joined(parts, servers.ranges) for row, parts in shards.items()}
 
@@ -397,10 +397,10 @@ def _absent(servers: Servers, this_round: Round, failures: Mapping[int, str]) ->
     if not this_round.local.counts_absent:
         return None
     assert this_round.assignment is not None
-    known = np.zeros(len(this_round.assignment), np.bool_)
-    known[servers.states.clients] = True
-    known[[client for client in this_round.plan.cohort.tolist() if client not in failures]] = False
-    return np.bincount(this_round.assignment[known], minlength=len(servers.models))
+    absent = np.zeros(len(this_round.assignment), np.bool_)
+    absent[servers.states.clients] = True
+    absent[[client for client in this_round.plan.cohort.tolist() if client not in failures]] = False
+    return np.bincount(this_round.assignment[absent], minlength=len(servers.models))
 
 
 def _task(
@@ -476,8 +476,8 @@ def _report(
 ) -> RoundReport:
     """The reports of the blocks, in the order of the cohort."""
     losses, steps = np.full(len(plan.cohort), np.nan), np.zeros(len(plan.cohort), np.int64)
-    tested = trained[0].scores if trained else {}
-    scores = {on: Score.zeros(len(plan.cohort), score.sums.shape[1]) for on, score in tested.items()}
+    template = trained[0].scores if trained else {}
+    scores = {on: Score.zeros(len(plan.cohort), score.sums.shape[1]) for on, score in template.items()}
     failures: dict[int, str] = {}
     seconds: dict[str, float] = {}
     remarks: dict[str, list[int]] = {}

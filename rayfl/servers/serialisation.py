@@ -54,18 +54,18 @@ def flatten(value: object) -> Flat:
         StateError: naming the field whose type or value cannot be written.
     """
     flat = Flat()
-    for name, kind, each in _leaves(value, ""):
-        if each is None or kind is str:
-            flat.values[name] = each
+    for name, kind, leaf in _leaves(value, ""):
+        if leaf is None or kind is str:
+            flat.values[name] = leaf
         elif kind is np.ndarray:
-            flat.arrays[name] = each
+            flat.arrays[name] = leaf
         elif kind is sp.csr_array:
-            flat.values[f"{name}.shape"] = [int(size) for size in each.shape]
-            flat.arrays.update({f"{name}.{part}": getattr(each, part) for part in _CSR})
-        elif kind is float and not math.isfinite(each):
-            flat.values[name] = {"float": str(float(each))}  # JSON cannot represent it
+            flat.values[f"{name}.shape"] = [int(size) for size in leaf.shape]
+            flat.arrays.update({f"{name}.{part}": getattr(leaf, part) for part in _CSR})
+        elif kind is float and not math.isfinite(leaf):
+            flat.values[name] = {"float": str(float(leaf))}  # JSON cannot represent it
         else:
-            flat.values[name] = kind(each)
+            flat.values[name] = kind(leaf)
     return flat
 
 
@@ -87,11 +87,11 @@ def restore(
     renamed: Mapping[str, str] = getattr(kind, "renamed", {})
     arrays = {renamed.get(name, name): array for name, array in arrays.items()}
     values = {renamed.get(name, name): value for name, value in values.items()}
-    left = {*arrays, *values}
-    found = _restored(kind, "", arrays, values, left)
-    if left and exact:
-        raise StateError(f"{_called(kind)} has no field {min(left)!r}, which was written: {_OTHER}")
-    return found
+    unread = {*arrays, *values}
+    instance = _restored(kind, "", arrays, values, unread)
+    if unread and exact:
+        raise StateError(f"{_called(kind)} has no field {min(unread)!r}, which was written: {_OTHER}")
+    return instance
 
 
 _OTHER = "resume with the version of the method that wrote it, or start a new run"
@@ -112,45 +112,45 @@ def _restored(
             raise StateError(f"{_called(kind)}: {name!r} was written as {value!r}: {_OTHER}")
         return value
 
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, (of, optional) in _types(kind).items():
         dotted = prefix + name
         if optional and values.get(dotted, 0) is None:
             left.discard(dotted)
-            given[name] = None
+            arguments[name] = None
         elif is_dataclass(of):
-            given[name] = _restored(of, f"{dotted}.", arrays, values, left)
+            arguments[name] = _restored(of, f"{dotted}.", arrays, values, left)
         elif of is sp.csr_array:
             parts = tuple(read(f"{dotted}.{part}", np.ndarray) for part in _CSR)
-            given[name] = sp.csr_array(parts, shape=tuple(read(f"{dotted}.shape", list)))
+            arguments[name] = sp.csr_array(parts, shape=tuple(read(f"{dotted}.shape", list)))
         else:
-            given[name] = read(dotted, of)
-    return kind(**given)
+            arguments[name] = read(dotted, of)
+    return kind(**arguments)
 
 
 def _leaves(value: object, prefix: str) -> Iterator[tuple[str, type, Any]]:
     """The dotted name, type and value of every field that is not itself a dataclass."""
     for name, (kind, optional) in _types(type(value)).items():
-        each = getattr(value, name)
-        if each is None and optional:
-            yield prefix + name, kind, each
+        entry = getattr(value, name)
+        if entry is None and optional:
+            yield prefix + name, kind, entry
             continue
         if kind is np.ndarray:
-            fits = type(each) is np.ndarray and each.dtype.kind in "biuf" and each.dtype.itemsize <= 8
+            fits = type(entry) is np.ndarray and entry.dtype.kind in "biuf" and entry.dtype.itemsize <= 8
         else:
-            fits = isinstance(each, _SCALARS.get(kind, kind))
-            fits &= not (kind is int and isinstance(each, bool))
+            fits = isinstance(entry, _SCALARS.get(kind, kind))
+            fits &= not (kind is int and isinstance(entry, bool))
         if not fits:
-            of = (
-                f"an array of {each.dtype}"
-                if isinstance(each, np.ndarray)
-                else f"of type {_called(type(each))}"
+            actual = (
+                f"an array of {entry.dtype}"
+                if isinstance(entry, np.ndarray)
+                else f"of type {_called(type(entry))}"
             )
-            raise StateError(f"{_called(type(value))}.{name}: is {of}; expected {_called(kind)}")
+            raise StateError(f"{_called(type(value))}.{name}: is {actual}; expected {_called(kind)}")
         if is_dataclass(kind):
-            yield from _leaves(each, f"{prefix}{name}.")
+            yield from _leaves(entry, f"{prefix}{name}.")
         else:
-            yield prefix + name, kind, each
+            yield prefix + name, kind, entry
 
 
 def _types(kind: type) -> dict[str, tuple[type, bool]]:
@@ -162,20 +162,20 @@ def _types(kind: type) -> dict[str, tuple[type, bool]]:
             f"{_called(kind)}: {error.name!r}, in the type of a field, is not known in its module; import it "
             "there, not for type checkers only"
         ) from None
-    found: dict[str, tuple[type, bool]] = {}
-    for each in fields(kind):
-        if not each.init:  # csr_array computes it from the others
+    field_types: dict[str, tuple[type, bool]] = {}
+    for member in fields(kind):
+        if not member.init:  # csr_array computes it from the others
             continue
-        hint = hints[each.name]
+        hint = hints[member.name]
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         classes = [get_origin(option) or option for option in options if option is not NoneType]
         allowed = len(classes) == 1 and (
             classes[0] in _SCALARS or classes[0] in (np.ndarray, sp.csr_array) or is_dataclass(classes[0])
         )
         if not allowed:
-            raise StateError(f"{_called(kind)}.{each.name}: no state can hold {hint}; use {_ALLOWED}")
-        found[each.name] = classes[0], NoneType in options
-    return found
+            raise StateError(f"{_called(kind)}.{member.name}: no state can hold {hint}; use {_ALLOWED}")
+        field_types[member.name] = classes[0], NoneType in options
+    return field_types
 
 
 def _called(kind: type) -> str:

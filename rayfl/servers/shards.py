@@ -105,10 +105,10 @@ class Shards:
         """
         path = self.path(shard)
         try:
-            found = digest(path)
+            actual = digest(path)
         except OSError as error:
             raise Damaged(f"{path}: cannot be read ({error.strerror})") from None
-        if found != {"bytes": shard.bytes, "sha256": shard.sha256}:
+        if actual != {"bytes": shard.bytes, "sha256": shard.sha256}:
             raise Damaged(f"{path}: damaged (states of clients are not what was written)")
 
     def collect(self, used: Collection[str]) -> None:
@@ -143,33 +143,33 @@ class Stored:
     def read(self, start: int, stop: int) -> NDArray[np.float32]:
         """The rows of a range of clients ``(n, S)``."""
         numbers, rows = self.at[:, start:stop]
-        found: NDArray[np.float32] = np.empty((0, 0), np.float32)
+        gathered: NDArray[np.float32] = np.empty((0, 0), np.float32)
         for place, number in enumerate(np.unique(numbers).tolist()):
-            some = numbers == number
-            taken = self.shards.read(self.files[number])[rows[some]]
+            in_file = numbers == number
+            file_rows = self.shards.read(self.files[number])[rows[in_file]]
             if not place:
-                found = np.empty((len(numbers), taken.shape[1]), np.float32)
-            found[some] = taken
-        return found
+                gathered = np.empty((len(numbers), file_rows.shape[1]), np.float32)
+            gathered[in_file] = file_rows
+        return gathered
 
 
 def header(array: NDArray[Any]) -> bytes:
     """The header of an ``.npy`` file that stores this array, of any shape."""
     file = io.BytesIO()
-    told = np.lib.format.header_data_from_array_1_0(array)  # type: ignore[no-untyped-call]
-    np.lib.format.write_array_header_1_0(file, told)  # type: ignore[no-untyped-call]
+    header_data = np.lib.format.header_data_from_array_1_0(array)  # type: ignore[no-untyped-call]
+    np.lib.format.write_array_header_1_0(file, header_data)  # type: ignore[no-untyped-call]
     return file.getvalue()
 
 
 def digest(path: Path) -> dict[str, Any]:
     """Length and SHA-256 of a file."""
     with files.regular(path).open("rb") as file:
-        found = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _read(file)
-    return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}
+        sha256 = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _read(file)
+    return {"bytes": path.stat().st_size, "sha256": sha256.hexdigest()}
 
 
 def _read(file: Any) -> Any:
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     while piece := file.read(1 << 20):
-        found.update(piece)
-    return found
+        sha256.update(piece)
+    return sha256

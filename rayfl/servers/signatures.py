@@ -56,15 +56,15 @@ class SignatureRequest:
 
     def without(self, clients: Collection[int]) -> SignatureRequest:
         """The same request without some clients."""
-        left = ~np.isin(self.clients, list(clients))
+        remaining = ~np.isin(self.clients, list(clients))
         return replace(
             self,
-            clients=self.clients[left],
-            stages=self.stages[left],
-            sends=self.sends[left],
-            present=self.present[left],
-            has_feature_map=self.has_feature_map[left],
-            received=None if self.received is None else self.received[np.ix_(left, left)],
+            clients=self.clients[remaining],
+            stages=self.stages[remaining],
+            sends=self.sends[remaining],
+            present=self.present[remaining],
+            has_feature_map=self.has_feature_map[remaining],
+            received=None if self.received is None else self.received[np.ix_(remaining, remaining)],
         )
 
 
@@ -106,11 +106,11 @@ class Signatures:
         if exchanged:
             up += new * (present - new) + n * new
             down += sent * (present - new) + everything * new - sent  # no client receives its own
-        found = [
+        ledger_entries = [
             Transfer(round, "client_lps", "up", "signature", 4 * up),
             Transfer(round, "client_lps", "down", "signature", 4 * down),
         ]
-        return [transfer for transfer in found if transfer.bytes]
+        return [transfer for transfer in ledger_entries if transfer.bytes]
 
 
 @dataclass(frozen=True)
@@ -230,10 +230,10 @@ def _clusters(
     signatures: Sequence[NDArray[np.float32]],
     relations: Sequence[NDArray[np.float64]] | None = None,
 ) -> Clusters:
-    found = cluster_signatures(
+    clusters = cluster_signatures(
         grouping.clustering, signatures, relations, grouping.groups, grouping.seed, clients=grouping.clients
     )
-    return found if grouping.keep_distances else found.without_distances(grouping.map, grouping.seed)
+    return clusters if grouping.keep_distances else clusters.without_distances(grouping.map, grouping.seed)
 
 
 def _embed(grouping: Grouping, *blocks: list[NDArray[np.float32]]) -> Sequence[NDArray[np.floating]]:
@@ -254,8 +254,8 @@ def _from_tiles(grouping: Grouping, corners: Sequence[tuple[int, int]], *tiles: 
     distances = np.empty(n * (n - 1) // 2, tiles[0].dtype)
     for (row, column), values in zip(corners, tiles, strict=True):
         write_tile(distances, n, row, column, values)
-    found = from_distances(grouping.clustering, distances, grouping.groups)
-    return found.without_distances(grouping.map, grouping.seed)
+    clusters = from_distances(grouping.clustering, distances, grouping.groups)
+    return clusters.without_distances(grouping.map, grouping.seed)
 
 
 def _take(ids: NDArray[np.int64], *blocks: Block) -> Block:

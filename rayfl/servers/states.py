@@ -66,8 +66,8 @@ class Rows:
 
     def pieces(self) -> Iterator[NDArray[np.float32]]:
         """All rows, some megabytes at a time."""
-        some = max(1, SIZE // max(1, self[:1].nbytes)) if self._count else 1
-        return (self[start : start + some] for start in range(0, self._count, some))
+        step = max(1, SIZE // max(1, self[:1].nbytes)) if self._count else 1
+        return (self[start : start + step] for start in range(0, self._count, step))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype)
@@ -130,23 +130,23 @@ class ClientStates:
         who = who[rows]
         number, self._next = self._next, self._next + 1
         self._make_room(int(who.max()) + 1)
-        before = self._where[0, who]
+        former = self._where[0, who]
         self._where[0, who], self._where[1, who] = number, rows
         self._objects[number], self._alive[number], self._rows[number] = ref, len(who), len(clients)
-        old, counts = np.unique(before[before >= 0], return_counts=True)
+        former_numbers, counts = np.unique(former[former >= 0], return_counts=True)
         self._count += len(who) - int(counts.sum())
-        for each, count in zip(old.tolist(), counts.tolist(), strict=True):
-            self._alive[each] -= count
-            if self._alive[each] == 0:
-                del self._objects[each], self._alive[each], self._rows[each]
-                self._files.pop(each, None)
+        for former_number, count in zip(former_numbers.tolist(), counts.tolist(), strict=True):
+            self._alive[former_number] -= count
+            if self._alive[former_number] == 0:
+                del self._objects[former_number], self._alive[former_number], self._rows[former_number]
+                self._files.pop(former_number, None)
 
     def _make_room(self, clients: int) -> None:
         """Make room for this many clients, in an array that no copy shares."""
-        here = self._where.shape[1]
-        if clients > here:
-            grown = np.full((2, max(clients, 2 * here)), -1, np.int32)
-            grown[:, :here] = self._where
+        capacity = self._where.shape[1]
+        if clients > capacity:
+            grown = np.full((2, max(clients, 2 * capacity)), -1, np.int32)
+            grown[:, :capacity] = self._where
             self._where, self._shared = grown, False
         elif self._shared:
             self._where, self._shared = self._where.copy(), False
@@ -159,14 +159,14 @@ class ClientStates:
         """
         who = np.asarray(clients, np.int64)
         numbers, rows = np.full(len(who), -1), np.zeros(len(who), np.int64)
-        known = who < self._where.shape[1]
-        numbers[known], rows[known] = self._where[:, who[known]]
-        found = tuple(
+        in_table = who < self._where.shape[1]
+        numbers[in_table], rows[in_table] = self._where[:, who[in_table]]
+        locations = tuple(
             None if number < 0 else (number, row)
             for number, row in zip(numbers.tolist(), rows.tolist(), strict=True)
         )
-        used = dict.fromkeys(at[0] for at in found if at is not None)
-        return {("state", number): self._objects[number] for number in used}, found
+        used = dict.fromkeys(location[0] for location in locations if location is not None)
+        return {("state", number): self._objects[number] for number in used}, locations
 
     def pack(self, backend: Backend) -> None:
         """If fewer than half of the held rows are still in use, repack the objects with the fewest of them.
@@ -204,9 +204,9 @@ class ClientStates:
                 self._shards.verify(self._files[number])  # otherwise damaged rows would get a valid hash
         if not self._width:
             self._width = int(backend.get(self.packed(backend, clients[:1])).shape[1])
-        some = min(most, max(1, SIZE // (4 * self._width)))
-        for start in range(0, len(clients), some):
-            yield clients[start : start + some]
+        step = min(most, max(1, SIZE // (4 * self._width)))
+        for start in range(0, len(clients), step):
+            yield clients[start : start + step]
 
     def spill(self, backend: Backend) -> None:
         """Write rows that are only in the memory of this process to files, if they exceed the budget.
@@ -307,10 +307,10 @@ class ClientStates:
         order = np.argsort(stored.at[0], kind="stable")
         bounds = np.searchsorted(stored.at[0, order], np.arange(len(stored.files) + 1))
         for shard, (first, last) in zip(stored.files, itertools.pairwise(bounds.tolist()), strict=True):
-            some = order[first:last]
+            positions = order[first:last]
             who, valid = np.zeros(shard.rows, np.int64), np.zeros(shard.rows, np.bool_)
-            who[stored.at[1, some]], valid[stored.at[1, some]] = clients[some], True
-            if len(some):
+            who[stored.at[1, positions]], valid[stored.at[1, positions]] = clients[positions], True
+            if len(positions):
                 number = states._next
                 states.update(who, backend.stored(stored.shards.path(shard)), valid)
                 states._files[number] = shard
@@ -324,4 +324,4 @@ def pack_rows(
     if not rows:
         return np.empty((0, 0), np.float32)
     named = dict(zip(names, objects, strict=True))
-    return np.stack([named["state", at[0]][at[1]] for at in rows if at is not None])
+    return np.stack([named["state", location[0]][location[1]] for location in rows if location is not None])

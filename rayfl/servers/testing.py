@@ -72,20 +72,20 @@ def evaluate(
     who = np.arange(served.shape[0]) if clients is None else clients
     servers, assignment = _everywhere(servers, served, who)
     # With personal layers every client has a different model.
-    own = bool(personal) or local.personal
-    models = assignment if own else None
+    own_models = bool(personal) or local.personal
+    models = assignment if own_models else None
     if on == "common":
-        return _on_common(servers, who if own else assignment[who], who, models, personal, local)
+        return _on_common(servers, who if own_models else assignment[who], who, models, personal, local)
     federation = servers.federation
     part: Part = "test" if on == "test" else "train"
 
     def make() -> EvaluationPlan:
         tests = federation.test if on == "test" else federation.validation
-        owner = who if own else assignment[who]
+        owner = who if own_models else assignment[who]
         return EvaluationPlan.of(owner, tests.among(who), servers.batch_size, batches=_PASSES)
 
-    known = servers.plans.setdefault(on, Kept())
-    plan = known.of(make, federation, who, who if own else assignment, servers.batch_size)
+    kept_plan = servers.plans.setdefault(on, Kept())
+    plan = kept_plan.of(make, federation, who, who if own_models else assignment, servers.batch_size)
     return _passes(servers, plan, models, part, personal, local).scores(plan)
 
 
@@ -125,15 +125,15 @@ def local_losses(
     Returns:
         ``(n,)``; NaN for clients without such samples.
     """
-    some, assignment, own = ids.take(clients), np.zeros(len(ids), np.int64), personal or local.personal
+    samples, assignment, own = ids.take(clients), np.zeros(len(ids), np.int64), personal or local.personal
     servers, models = servers.serving(served, clients)
     assignment[clients] = models
-    plan = EvaluationPlan.of(clients if own else models, some, servers.batch_size, batches=_PASSES)
+    plan = EvaluationPlan.of(clients if own else models, samples, servers.batch_size, batches=_PASSES)
     owners = assignment if own else None
-    found = _passes(servers, plan, owners, part, personal, local, only_losses=True)
-    sums = found.scores(plan).losses
+    passes = _passes(servers, plan, owners, part, personal, local, only_losses=True)
+    sums = passes.scores(plan).losses
     with np.errstate(invalid="ignore"):
-        return np.asarray(sums / servers.federation.predictions_of(some, part), np.float64)
+        return np.asarray(sums / servers.federation.predictions_of(samples, part), np.float64)
 
 
 def losses(servers: Servers, clients: NDArray[np.int64], ids: Ragged, part: Part) -> NDArray[np.float64]:
@@ -147,11 +147,11 @@ def losses(servers: Servers, clients: NDArray[np.int64], ids: Ragged, part: Part
     Returns:
         ``(n, K)``; NaN for clients without such samples.
     """
-    some = ids.take(clients)
-    plan, found = _of_all_models(servers, clients, some, part)
-    sums = np.stack([plan.gather(None, each).losses for each in found])
+    samples = ids.take(clients)
+    plan, model_losses = _of_all_models(servers, clients, samples, part)
+    sums = np.stack([plan.gather(None, each).losses for each in model_losses])
     with np.errstate(invalid="ignore"):
-        return np.asarray((sums / servers.federation.predictions_of(some, part)).T, np.float64)
+        return np.asarray((sums / servers.federation.predictions_of(samples, part)).T, np.float64)
 
 
 def samples_by_model(
@@ -165,16 +165,16 @@ def samples_by_model(
     Returns:
         ``(n, K)``.
     """
-    k, theirs = len(servers.models) // servers.places, ids.take(clients)
-    found = np.zeros((len(clients), k), np.int64)
-    for block in theirs.pieces(max(1, _COMMON // k)):
-        some = theirs.take(np.arange(block.start, block.stop))
-        plan, each = _of_all_models(servers, clients[block], some, part)
-        spread = np.stack([plan.spread(losses) for losses in each])
+    k, samples = len(servers.models) // servers.places, ids.take(clients)
+    counts = np.zeros((len(clients), k), np.int64)
+    for block in samples.pieces(max(1, _COMMON // k)):
+        block_samples = samples.take(np.arange(block.start, block.stop))
+        plan, model_losses = _of_all_models(servers, clients[block], block_samples, part)
+        spread = np.stack([plan.spread(losses) for losses in model_losses])
         best = np.nan_to_num(spread, nan=np.inf).argmin(axis=0)
-        cells = np.repeat(np.arange(len(some)), some.sizes) * k + best
-        found[block] = np.bincount(cells, minlength=len(some) * k).reshape(-1, k)
-    return found
+        cells = np.repeat(np.arange(len(block_samples)), block_samples.sizes) * k + best
+        counts[block] = np.bincount(cells, minlength=len(block_samples) * k).reshape(-1, k)
+    return counts
 
 
 def _of_all_models(
@@ -200,10 +200,12 @@ def _of_all_models(
             tasks.append(
                 Task("evaluate", message, servers.sent(models), cost=cost, work=servers.spec.P * cost)
             )
-    done = [each.report.loss for each in servers.backend.run_in_order(tasks)]
+    task_losses = [each.report.loss for each in servers.backend.run_in_order(tasks)]
     pieces = -(-k // _MODELS)  # tasks of each job
-    each_job = [list(itertools.chain(*done[at : at + pieces])) for at in range(0, len(done), pieces)]
-    return plan, [[found[model] for found in each_job] for model in range(k)]
+    job_losses = [
+        list(itertools.chain(*task_losses[at : at + pieces])) for at in range(0, len(task_losses), pieces)
+    ]
+    return plan, [[by_model[model] for by_model in job_losses] for model in range(k)]
 
 
 def _passes(
@@ -222,8 +224,8 @@ def _passes(
     for group in groups:
         jobs = [plan.jobs[i] for i in group]
         owners = [job.model for job in jobs]  # the models themselves, or the clients that they belong to
-        own, models = (None, owners) if assignment is None else (owners, assignment[owners].tolist())
-        objects, states = _needed(servers, models, own)
+        clients, models = (None, owners) if assignment is None else (owners, assignment[owners].tolist())
+        objects, states = _needed(servers, models, clients)
         passes = tuple(map(ForwardPass, models, states, (job.samples for job in jobs)))
         message = EvalJob(passes, servers.batch_size, layout, local, part, only_losses)
         cost = float(sum(len(job.samples) for job in jobs))
@@ -231,12 +233,12 @@ def _passes(
     reports: list[EvalReport] = [done.report for done in servers.backend.run_in_order(tasks)]
     in_order = np.argsort(np.concatenate([np.empty(0, np.int64), *groups])).tolist()
     losses = [loss for report in reports for loss in report.loss]
-    found = Passes([losses[i] for i in in_order])
+    result = Passes([losses[i] for i in in_order])
     if only_losses:
-        return found
+        return result
     correct = [right for report in reports for right in report.correct]
     sums = [more for report in reports for more in report.sums]
-    return replace(found, correct=[correct[i] for i in in_order], sums=[sums[i] for i in in_order])
+    return replace(result, correct=[correct[i] for i in in_order], sums=[sums[i] for i in in_order])
 
 
 @dataclass(frozen=True)
@@ -276,12 +278,12 @@ def adapt(
     """
     blocks, tasks = _adapting(servers, this_round, clients, models, on)
     scores = {data: Score.zeros(len(clients), servers.spec.sums) for data in on}
-    updates, everyone = [], np.arange(len(clients))
+    updates, positions = [], np.arange(len(clients))
     failures: dict[int, str] = {}
     for block, done in zip(blocks, servers.backend.run_in_order(tasks), strict=True):
         for data, score in scores.items():
             score.put(block, done.report.scores[data])
-        updates.append((everyone[block], done.refs[UPDATES]))
+        updates.append((positions[block], done.refs[UPDATES]))
         failures.update(done.report.failures)
     refuse_failures(servers, failures, this_round.round, tolerate)
     return Adapted(scores, updates, failures)
@@ -301,10 +303,10 @@ def client_models(
         served: the server's model, or mixture, of each ``(n,)`` or ``(n, K)``.
         personal, local: as for :func:`evaluate`.
     """
-    own = clients.tolist() if personal or local.personal else None
+    owners = clients.tolist() if personal or local.personal else None
     servers, numbers = servers.serving(served, clients)
     models = numbers.tolist()
-    objects, states = _needed(servers, models, own)
+    objects, states = _needed(servers, models, owners)
     passes = tuple(map(ForwardPass, models, states, [np.empty(0, np.int32)] * len(models)))
     job = EvalJob(passes, servers.batch_size, StateLayout.of(servers.spec, personal, local), local)
     (done,) = servers.backend.run([Task("models", job, objects)])
@@ -324,15 +326,15 @@ def adapted_models(
     """
     blocks, tasks = _adapting(servers, this_round, clients, models)
     places = np.searchsorted(clients, wanted)
-    some = [
+    block_numbers = [
         number for number, block in enumerate(blocks) if np.isin(range(block.start, block.stop), places).any()
     ]
-    found = np.empty((len(wanted), servers.spec.P), np.float32)
-    for done in servers.backend.run([tasks[number] for number in some]):
-        block = blocks[some[done.task]]
+    rows = np.empty((len(wanted), servers.spec.P), np.float32)
+    for done in servers.backend.run([tasks[number] for number in block_numbers]):
+        block = blocks[block_numbers[done.task]]
         inside = (block.start <= places) & (places < block.stop)
-        found[inside] = done.report[places[inside] - block.start]
-    return found
+        rows[inside] = done.report[places[inside] - block.start]
+    return rows
 
 
 def _adapting(
@@ -351,8 +353,8 @@ def _adapting(
     for first in range(0, len(clients), size):
         block = slice(first, first + size)
         start = models[block]
-        own = clients[block].tolist() if layout.size else None
-        objects, states = _needed(servers, start.tolist(), own)
+        owners = clients[block].tolist() if layout.size else None
+        objects, states = _needed(servers, start.tolist(), owners)
         job = AdaptJob(
             round=this_round.round,
             stage=this_round.stage,
@@ -368,8 +370,8 @@ def _adapting(
         )
         cost = float(servers.federation.sizes[clients[block]].sum())
         method, keeps = ("adapted", ()) if on is None else ("adapt", (UPDATES,))
-        much = servers.work_of(clients[block], this_round.work)
-        tasks.append(Task(method, job, objects, keeps, cost=cost, work=much))
+        work = servers.work_of(clients[block], this_round.work)
+        tasks.append(Task(method, job, objects, keeps, cost=cost, work=work))
         blocks.append(block)
     return blocks, tasks
 
@@ -388,14 +390,14 @@ def _on_common(
     federation = servers.federation
     pairs, place = np.unique(np.stack([owner, federation.label_maps(who)]), axis=1, return_inverse=True)
     step = max(1, _COMMON // len(federation.samples.y_test))
-    found = Score.zeros(pairs.shape[1], servers.spec.sums)
+    scores = Score.zeros(pairs.shape[1], servers.spec.sums)
     for begin in range(0, pairs.shape[1], step):
-        some = slice(begin, begin + step)
-        owners, maps = pairs[:, some]
+        columns = slice(begin, begin + step)
+        owners, maps = pairs[:, columns]
         tests = Ragged.of([federation.common_tests(label_map) for label_map in maps.tolist()])
         plan = EvaluationPlan.of(owners, tests, servers.batch_size, batches=_PASSES)
-        found.put(some, _passes(servers, plan, assignment, "test", personal, local).scores(plan))
-    return found.take(place.ravel())
+        scores.put(columns, _passes(servers, plan, assignment, "test", personal, local).scores(plan))
+    return scores.take(place.ravel())
 
 
 def _needed(
@@ -414,14 +416,14 @@ def _needed(
 def _groups(samples: Sequence[NDArray[np.int32]], limit: int) -> list[list[int]]:
     """Group jobs into tasks: jobs on the same samples, :data:`_MODELS` at a time; of the others, consecutive
     jobs with at most ``limit`` samples."""
-    same: dict[bytes, list[int]] = {}
+    by_samples: dict[bytes, list[int]] = {}
     for i, ids in enumerate(samples):
-        same.setdefault(ids.tobytes(), []).append(i)
-    shared = [some for some in same.values() if len(some) > 1]
-    alone = sorted(some[0] for some in same.values() if len(some) == 1)
-    groups = [some[k : k + _MODELS] for some in shared for k in range(0, len(some), _MODELS)]
-    for group in _grouped([len(samples[i]) for i in alone], limit):
-        groups.append([alone[k] for k in group])
+        by_samples.setdefault(ids.tobytes(), []).append(i)
+    shared = [numbers for numbers in by_samples.values() if len(numbers) > 1]
+    unshared = sorted(numbers[0] for numbers in by_samples.values() if len(numbers) == 1)
+    groups = [numbers[k : k + _MODELS] for numbers in shared for k in range(0, len(numbers), _MODELS)]
+    for group in _grouped([len(samples[i]) for i in unshared], limit):
+        groups.append([unshared[k] for k in group])
     return groups
 
 

@@ -50,10 +50,10 @@ def images(path):
 
 
 def start_apart(server):
-    before = server.set_clients
+    original = server.set_clients
 
     def set_clients(self, clients):
-        before(self, clients)
+        original(self, clients)
         self.cluster_centers = [type(self.global_model)().state_dict() for _ in range(self.num_clusters)]
 
     server.set_clients = set_clients

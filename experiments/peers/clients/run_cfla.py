@@ -52,9 +52,9 @@ class ClientSGD(Client):
 
 class Server(ServerFedAvg):
     def evaluate(self, model, test_dataloader, return_loss=False):
-        found = super().evaluate(model, test_dataloader, return_loss)
+        metrics = super().evaluate(model, test_dataloader, return_loss)
         round_done()
-        return found
+        return metrics
 
 
 def main():

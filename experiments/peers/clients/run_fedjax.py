@@ -88,8 +88,8 @@ def main(method=averaging, server=None):
 
     clients = {}
     for number in range(task.clients):
-        own = task.own(number)
-        clients[b"%06d" % number] = {"x": x[own], "y": y[own]}
+        positions = task.own(number)
+        clients[b"%06d" % number] = {"x": x[positions], "y": y[positions]}
     data = fedjax.InMemoryFederatedData(clients).preprocess_batch(preprocess)
 
     model = hk.transform(lambda images: hk.Sequential(network(task.network, task.classes))(images))

@@ -40,9 +40,9 @@ def main():
     task = load_task()
     pipes = []
     for _ in range(2):
-        ours, theirs = mp.get_context("spawn").Pipe()
-        mp.get_context("spawn").Process(target=work, args=(theirs,), daemon=True).start()
-        pipes.append(ours)
+        our_end, worker_end = mp.get_context("spawn").Pipe()
+        mp.get_context("spawn").Process(target=work, args=(worker_end,), daemon=True).start()
+        pipes.append(our_end)
     state = build(task.network, task.shape, task.classes).state_dict()
     for _ in range(task.rounds):
         cohort = torch.randperm(task.clients)[: task.cohort].tolist()

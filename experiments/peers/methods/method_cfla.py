@@ -36,11 +36,11 @@ class Network(torch.nn.Module):
 
 def models():
     """The models from which the clusters start."""
-    found = []
+    start_models = []
     for row in task.starts():
-        found.append(Network())
-        vector_to_parameters(torch.from_numpy(row), found[-1].parameters())
-    return found
+        start_models.append(Network())
+        vector_to_parameters(torch.from_numpy(row), start_models[-1].parameters())
+    return start_models
 
 
 def main():
@@ -57,9 +57,9 @@ def main():
         "num_clusters": task.settings["clusters"],
         "output_dir": folder,
     }
-    own = ClientFeSEM if task.method == "fedsem" else ClientIFCA
+    client_class = ClientFeSEM if task.method == "fedsem" else ClientIFCA
     datasets = [TensorDataset(*map(torch.from_numpy, task.client(c))) for c in range(task.clients)]
-    clients = [own(c, dataset, args, folder) for c, dataset in enumerate(datasets)]
+    clients = [client_class(c, dataset, args, folder) for c, dataset in enumerate(datasets)]
     starts = models()
     server = (ServerFeSEM if task.method == "fedsem" else ServerIFCA)(starts[0], None, args)
     server.set_clients(clients)

@@ -42,12 +42,12 @@ def ifca(loss, client, server, batches):
 
 def unflatten(row, params):
     """Weights in the order of the PyTorch network, whose matrices are transposed."""
-    found = {}
+    layers = {}
     for name, layer in params.items():
         inputs, outputs = layer["w"].shape
         w, b, row = np.split(row, [inputs * outputs, (inputs + 1) * outputs])
-        found[name] = {"w": jnp.asarray(w.reshape(outputs, inputs).T), "b": jnp.asarray(b)}
-    return found
+        layers[name] = {"w": jnp.asarray(w.reshape(outputs, inputs).T), "b": jnp.asarray(b)}
+    return layers
 
 
 def main():

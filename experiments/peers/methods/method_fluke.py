@@ -26,8 +26,8 @@ def main():
     elif task.method == "fedavgm":
         run_fluke.main(FedAVGM, server={"momentum": s["beta"]})
     elif task.method == "fedadam":
-        own = {"mode": "adam", "lr": s["lr"], "beta1": s["beta1"], "beta2": s["beta2"], "tau": s["tau"]}
-        run_fluke.main(FedOpt, server=own)
+        server = {"mode": "adam", "lr": s["lr"], "beta1": s["beta1"], "beta2": s["beta2"], "tau": s["tau"]}
+        run_fluke.main(FedOpt, server=server)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ def train(msg, context):
             optimizer.zero_grad()
             batch = slice(at, at + task.batch_size)
             loss = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
-            for own, before in zip(model.parameters(), received, strict=True):
-                loss = loss + mu / 2 * (own - before).square().sum()
+            for current, initial in zip(model.parameters(), received, strict=True):
+                loss = loss + mu / 2 * (current - initial).square().sum()
             loss.backward()
             optimizer.step()
     content = {
@@ -47,17 +47,17 @@ def train(msg, context):
 
 def strategy_of(task):
     s = task.settings
-    given = {
+    settings = {
         "fraction_train": 1.0,
         "fraction_evaluate": 0.0,
         "min_train_nodes": task.clients,
         "min_available_nodes": task.clients,
     }
     if task.method == "fedprox":
-        return FedProx(**given, proximal_mu=s["mu"])
+        return FedProx(**settings, proximal_mu=s["mu"])
     if task.method == "fedavgm":
-        return FedAvgM(**given, server_momentum=s["beta"])
-    return FedAdam(**given, eta=s["lr"], beta_1=s["beta1"], beta_2=s["beta2"], tau=s["tau"])
+        return FedAvgM(**settings, server_momentum=s["beta"])
+    return FedAdam(**settings, eta=s["lr"], beta_1=s["beta1"], beta_2=s["beta2"], tau=s["tau"])
 
 
 @server_app.main()

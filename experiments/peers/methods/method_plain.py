@@ -67,35 +67,35 @@ def clustered(task, variant):
     if "equal starts" in variant:
         centers[1:] = centers[0]
     fedsem = task.method == "fedsem"
-    own = torch.zeros(task.clients, dtype=torch.long)
+    assignment = torch.zeros(task.clients, dtype=torch.long)
     for number in range(task.rounds):
         if not fedsem:
             losses = [torch.stack([local.loss(i, center) for center in centers]) for i in range(task.clients)]
-            own = torch.stack(losses).argmin(dim=1)
-        trained = torch.stack([local.train(i, centers[own[i]]) for i in range(task.clients)])
+            assignment = torch.stack(losses).argmin(dim=1)
+        trained = torch.stack([local.train(i, centers[assignment[i]]) for i in range(task.clients)])
         if fedsem and number == 0 and not variant:
-            own = k_means(trained, n, len(centers))
+            assignment = k_means(trained, n, len(centers))
         elif fedsem:
-            own = (trained[:, None] - centers).square().sum(dim=2).argmin(dim=1)
+            assignment = (trained[:, None] - centers).square().sum(dim=2).argmin(dim=1)
         for c in range(len(centers)):
-            if (own == c).any():
-                centers[c] = (n[:, None] * trained)[own == c].sum(dim=0) / n[own == c].sum()
+            if (assignment == c).any():
+                centers[c] = (n[:, None] * trained)[assignment == c].sum(dim=0) / n[assignment == c].sum()
         round_done()
-    found = []
+    tensors = []
     for center in centers:
         local.load(center)
-        found += [tensor.detach().clone() for tensor in local.parameters]
-    finished(found)
+        tensors += [tensor.detach().clone() for tensor in local.parameters]
+    finished(tensors)
 
 
 def k_means(points, n, count):
     """The best of all divisions into ``count`` groups, numbered by first occurrence."""
 
     def inertia(division):
-        own = torch.tensor(division)
+        labels = torch.tensor(division)
         total = 0.0
         for c in range(count):
-            weights = n * (own == c)
+            weights = n * (labels == c)
             mean = (weights[:, None] * points).sum(dim=0) / weights.sum()
             total += float((weights * (points - mean).square().sum(dim=1)).sum())
         return total
@@ -135,7 +135,7 @@ def main():
         for i in range(task.clients):
             images, labels = map(torch.from_numpy, task.client(i))
             load(x)
-            taken = 0
+            n_steps = 0
             for _ in range(task.epochs):
                 for at in range(0, len(images), task.batch_size):
                     batch = slice(at, at + task.batch_size)
@@ -147,14 +147,14 @@ def main():
                     if task.method == "scaffold":
                         g = g - own_c[i] + c
                     load(y - task.lr * g)
-                    taken += 1
+                    n_steps += 1
             updates.append(flat(parameters) - x)
-            steps.append(taken)
+            steps.append(n_steps)
             if task.method == "scaffold":
                 sign = 1 if variant == "sign" else -1
-                new = own_c[i] - c + sign * updates[-1] / (taken * task.lr)
-                changes.append(new - own_c[i])
-                own_c[i] = new
+                new_c = own_c[i] - c + sign * updates[-1] / (n_steps * task.lr)
+                changes.append(new_c - own_c[i])
+                own_c[i] = new_c
         delta = torch.stack(updates)
         tau = torch.tensor(steps, dtype=torch.float64)
         if task.method == "scaffold":
