@@ -681,7 +681,7 @@ def test_runs_that_are_there_say_what_happens_once(tmp_path: Path) -> None:
     directory.write_json("summary.json", {"seconds": 1057.0})
     directory.table("rounds.csv", [{"round": 0, "seconds": 1000.0}, {"round": 1, "seconds": 7.0}])
     found = estimate(prepared.runs)
-    assert found.there == 1
+    assert found.finished == 1
     assert found.seconds == pytest.approx(50 + 1000 + 29 * 7)
 
 
