@@ -22,7 +22,7 @@ from rayfl.models import ModelSpec
 from rayfl.servers import building
 from rayfl.training.batches import Batches
 
-_AT_ONCE = 500
+_BATCH = 500
 """Samples in a forward pass."""
 
 
@@ -90,8 +90,8 @@ def losses_of(model: Path, spec: ModelSpec, samples: Samples) -> NDArray[np.floa
     module.load_state_dict(load_file(model), strict=False)
     losses = []
     with torch.inference_mode():
-        for start in range(0, len(samples.y_train), _AT_ONCE):
-            ids = np.arange(start, min(start + _AT_ONCE, len(samples.y_train)))
+        for start in range(0, len(samples.y_train), _BATCH):
+            ids = np.arange(start, min(start + _BATCH, len(samples.y_train)))
             x, y = batches.train(ids)
             elementwise = spec.loss.for_tests().each(module(x), y)
             counted = (y != IGNORED).reshape(len(ids), -1).sum(1).clamp(min=1)

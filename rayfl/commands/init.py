@@ -137,7 +137,7 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
                 "--name", f"{name!r} cannot be a study's name", "use letters, digits, . _ and -"
             )
         text = name if parse(name) == name else json.dumps(name)  # 123 would be a number
-        paths = _write(folder, {f"{name}.yaml": _filled("study.yaml", {"__NAME__": text})})
+        paths = _write(folder, {f"{name}.yaml": _fill_template("study.yaml", {"__NAME__": text})})
         return paths, [f"rayfl study {paths[0]} --dry-run", f"rayfl study {paths[0]}"]
     skeleton = SKELETONS[kind]
     name = name or skeleton.name
@@ -148,15 +148,15 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
         "__CLASS__": "".join(word.capitalize() for word in name.split("_")),
     }
     texts = {
-        f"{name}.py": _filled(f"{kind}.py", words),
-        f"test_{name}.py": _filled(f"test_{kind}.py", words),
+        f"{name}.py": _fill_template(f"{kind}.py", words),
+        f"test_{name}.py": _fill_template(f"test_{kind}.py", words),
     }
     paths = _write(folder, texts)
     words["__FILE__"] = str(paths[0])
     test = f"python -m pytest {paths[1]}"
     if importlib.util.find_spec("pytest") is None:
         test += "  (first: python -m pip install pytest)"
-    return paths, [test, *(_replaced(line, words) for line in skeleton.tries)]
+    return paths, [test, *(_replace_words(line, words) for line in skeleton.tries)]
 
 
 def _check_name(name: str, kind: str, skeleton: Skeleton, file: Path) -> None:
@@ -174,7 +174,7 @@ def _check_name(name: str, kind: str, skeleton: Skeleton, file: Path) -> None:
 
 def _write(folder: Path, texts: dict[str, str], remedy: str = "--name or --folder") -> list[Path]:
     """Write the files; existing ones with the same text are kept."""
-    missing = {folder / name: text for name, text in texts.items() if not _is(folder / name, text)}
+    missing = {folder / name: text for name, text in texts.items() if not _has_text(folder / name, text)}
     for path in missing or [folder / name for name in texts]:
         if path.exists() or path.is_symlink():
             raise ConfigError(str(path), "exists already; nothing was written", f"choose another {remedy}")
@@ -185,7 +185,7 @@ def _write(folder: Path, texts: dict[str, str], remedy: str = "--name or --folde
     return [folder / name for name in texts]
 
 
-def _is(path: Path, text: str) -> bool:
+def _has_text(path: Path, text: str) -> bool:
     """Whether there is a file with this text."""
     try:
         return path.is_file() and path.read_text(encoding="utf-8") == text
@@ -193,11 +193,11 @@ def _is(path: Path, text: str) -> bool:
         return False
 
 
-def _filled(template: str, words: dict[str, str]) -> str:
-    return _replaced((_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8"), words)
+def _fill_template(template: str, words: dict[str, str]) -> str:
+    return _replace_words((_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8"), words)
 
 
-def _replaced(text: str, words: dict[str, str]) -> str:
+def _replace_words(text: str, words: dict[str, str]) -> str:
     for word, value in words.items():
         text = text.replace(word, value)
     return text
@@ -207,14 +207,14 @@ def _cluster_files(kind: str) -> dict[str, str]:
     """The files of a kind of cluster, by their names."""
     wanted, texts = CLUSTERS[kind], dict[str, str]()
     if wanted.template:
-        text = _filled("cluster.yaml", {"__REQUIREMENTS__": _requirements()})
+        text = _fill_template("cluster.yaml", {"__REQUIREMENTS__": _requirements()})
         texts["cluster.yaml"] = on_premise(text) if kind == "onprem" else text
-        texts["launch.py"] = _filled("launch.py", {})
+        texts["launch.py"] = _fill_template("launch.py", {})
     for name in wanted.deploy:
         text = (_DEPLOY / name).read_text(encoding="utf-8")
-        texts[Path(name).name] = _replaced(text, _checkout_words())
+        texts[Path(name).name] = _replace_words(text, _checkout_words())
     if wanted.constraints:
-        pins = (f"{name}=={version}" for name, version in sorted(_installed("rayfl").items()))
+        pins = (f"{name}=={version}" for name, version in sorted(_installed_versions("rayfl").items()))
         texts["constraints.txt"] = "\n".join(["# The versions with which rayfl was installed.", *pins, ""])
     return texts
 
@@ -262,7 +262,7 @@ def on_premise(text: str) -> str:
     return f"{head}cluster_name: rayfl\n\n{onprem}\n{''.join(kept_sections).rstrip()}\n"
 
 
-def _installed(package: str) -> dict[str, str]:
+def _installed_versions(package: str) -> dict[str, str]:
     """A package and its dependencies, with the versions that are installed here."""
     versions: dict[str, str] = {}
     pending = [package]

@@ -121,7 +121,7 @@ def assign_newcomers(
     try:
         backend.start(tuple(stage.federation for stage in stages), host)
         newcomers = _Newcomers(config, host, backend, saved, stages)
-        frame = newcomers.assigned()
+        frame = newcomers.assign()
         if new.names is not None:
             frame.insert(1, "name", new.names.tolist())
         newcomers.add_tests(frame, epochs, local_epochs)
@@ -150,31 +150,33 @@ class NewSamples:
 
 def read_newcomers(
     config: Config,
-    own: Samples,
+    run_samples: Samples,
     data: Path,
     owners: Owners = Owners(),
 ) -> NewSamples:
     """Read the samples of newcomers, as the run's own data are read.
 
     Raises:
-        DataError: if the samples are not of the same kind as the run's, ``own``.
+        DataError: if the samples are not of the same kind as the run's, ``run_samples``.
     """
-    more = None if data.suffix == ".npz" else config.data.read_more(data, own)
+    more = None if data.suffix == ".npz" else config.data.read_more(data, run_samples)
     if more is None:
         tokens = bool(getattr(config.data, "tokens", False))
         new = read_npz(data, data.stem, getattr(config.data, "layout", "auto"), tokens)
         if isinstance(config.data, ImageDataset):
             new = config.data.reshaped(new)
-        train, test, names = _owners(data, new)
+        train, test, names = _owners_in_file(data, new)
     else:
-        new, train, test, names = _divided(data, more, own, _names(config, data, more, owners), owners)
-    if new.shape != own.shape or new.x_train.dtype != own.x_train.dtype:
-        raise DataError(
-            f"{data}: samples {new.shape} of {new.x_train.dtype}; the run's are {own.shape} of "
-            f"{own.x_train.dtype}"
+        new, train, test, names = _divide(
+            data, more, run_samples, _owner_ids(config, data, more, owners), owners
         )
-    if new.numeric != own.numeric or (own.numeric and new.outputs != own.outputs):
-        kinds = [f"{s.outputs} numbers per sample" if s.numeric else "classes" for s in (new, own)]
+    if new.shape != run_samples.shape or new.x_train.dtype != run_samples.x_train.dtype:
+        raise DataError(
+            f"{data}: samples {new.shape} of {new.x_train.dtype}; the run's are {run_samples.shape} of "
+            f"{run_samples.x_train.dtype}"
+        )
+    if new.numeric != run_samples.numeric or (run_samples.numeric and new.outputs != run_samples.outputs):
+        kinds = [f"{s.outputs} numbers per sample" if s.numeric else "classes" for s in (new, run_samples)]
         raise DataError(f"{data}: y holds {kinds[0]}; the run's model predicts {kinds[1]}")
     for targets in (new.targets_train, new.targets_test):
         if targets is not None and new.numeric:
@@ -183,8 +185,10 @@ def read_newcomers(
             except ConfigError as error:
                 raise DataError(f"{data}: {error.what}") from None
     top = int(max(new.y_train.max(), new.y_test.max()))
-    if top >= own.classes:
-        raise DataError(f"{data}: has label {top}; the run's model knows labels 0 to {own.classes - 1}")
+    if top >= run_samples.classes:
+        raise DataError(
+            f"{data}: has label {top}; the run's model knows labels 0 to {run_samples.classes - 1}"
+        )
     count = int(max(train.max(), test.max())) + 1
     for name, owned in (("client_train", train), ("client_test", test)):
         # n samples belong to at most n newcomers, so it is enough to check the first n + 1.
@@ -196,7 +200,7 @@ def read_newcomers(
     return NewSamples(new, lists[0], lists[1], names)
 
 
-def _names(config: Config, data: Path, more: MoreSamples, owners: Owners) -> Names:
+def _owner_ids(config: Config, data: Path, more: MoreSamples, owners: Owners) -> Names:
     """The newcomer of each sample of a table or folder, by its id ``(n,)``.
 
     Raises:
@@ -215,8 +219,8 @@ def _names(config: Config, data: Path, more: MoreSamples, owners: Owners) -> Nam
     return ids
 
 
-def _divided(
-    data: Path, more: MoreSamples, own: Samples, ids: Names, owners: Owners
+def _divide(
+    data: Path, more: MoreSamples, run_samples: Samples, ids: Names, owners: Owners
 ) -> tuple[Samples, NDArray[np.int64], NDArray[np.int64], Names]:
     """Training and test samples, the newcomer of each of them, and the newcomers' ids."""
     names = np.array(in_order(np.unique(ids).tolist()))
@@ -231,7 +235,7 @@ def _divided(
         more.y[~test],
         more.x[test],
         more.y[test],
-        own.classes,
+        run_samples.classes,
         targets_train=None if targets is None else targets[~test],
         targets_test=None if targets is None else targets[test],
     )
@@ -255,8 +259,8 @@ def with_newcomers(stages: Sequence[Stage], round: int, new: NewSamples) -> tupl
         y_test=np.concatenate([run_samples.y_test, new.samples.y_test]),
         domain_train=None,
         domain_test=None,
-        targets_train=_joined(run_samples.targets_train, new.samples.targets_train),
-        targets_test=_joined(run_samples.targets_test, new.samples.targets_test),
+        targets_train=_concatenated(run_samples.targets_train, new.samples.targets_train),
+        targets_test=_concatenated(run_samples.targets_test, new.samples.targets_test),
     )
     train_count, test_count = len(run_samples.x_train), len(run_samples.x_test)
     no_samples = [np.empty(0, np.int64)] * count
@@ -264,13 +268,13 @@ def with_newcomers(stages: Sequence[Stage], round: int, new: NewSamples) -> tupl
     new_names = numbers.astype(str) if new.names is None else new.names
 
     def extended(
-        old: Federation, its_train: Sequence[NDArray[np.int64]], its_test: Sequence[NDArray[np.int64]]
+        old: Federation, new_train: Sequence[NDArray[np.int64]], new_test: Sequence[NDArray[np.int64]]
     ) -> Federation:
         return Federation(
             samples,
-            _appended(old.train, its_train, train_count, len(samples.x_train)),
-            _appended(old.validation, no_samples, train_count, len(samples.x_train)),
-            _appended(old.test, its_test, test_count, len(samples.x_test)),
+            _append(old.train, new_train, train_count, len(samples.x_train)),
+            _append(old.validation, no_samples, train_count, len(samples.x_train)),
+            _append(old.test, new_test, test_count, len(samples.x_test)),
             names=None if old.names is None else np.concatenate([old.names, new_names]),
         )
 
@@ -289,7 +293,9 @@ def with_newcomers(stages: Sequence[Stage], round: int, new: NewSamples) -> tupl
     return (*before, Stage(round, federation, federation.sizes > 0, joined=numbers))
 
 
-def _owners(data: Path, samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], Names | None]:
+def _owners_in_file(
+    data: Path, samples: Samples
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Names | None]:
     """The newcomer of each training and test sample, and the newcomers' ids if the file has such."""
     owner_arrays = []
     with np.load(data, allow_pickle=False) as content:
@@ -316,17 +322,17 @@ def _owners(data: Path, samples: Samples) -> tuple[NDArray[np.int64], NDArray[np
     return train, test, names
 
 
-def _joined(own: NDArray[Any] | None, new: NDArray[Any] | None) -> NDArray[Any] | None:
-    return None if own is None or new is None else np.concatenate([own, new])
+def _concatenated(old: NDArray[Any] | None, new: NDArray[Any] | None) -> NDArray[Any] | None:
+    return None if old is None or new is None else np.concatenate([old, new])
 
 
-def _appended(lists: Ragged, more: Sequence[NDArray[np.integer]], before: int, now: int) -> Ragged:
-    """Convert lists of (virtual) ids among ``before`` samples to ids among ``now``, and append more lists."""
-    maps, ids = np.divmod(lists.values, before)
-    values = [part for part in more if len(part)]
-    sizes = np.array([len(part) for part in more], np.int64)
+def _append(lists: Ragged, added: Sequence[NDArray[np.integer]], old_count: int, new_count: int) -> Ragged:
+    """Convert (virtual) ids among ``old_count`` samples to ids among ``new_count``, and append more lists."""
+    maps, ids = np.divmod(lists.values, old_count)
+    values = [part for part in added if len(part)]
+    sizes = np.array([len(part) for part in added], np.int64)
     return Ragged(
-        np.concatenate([maps * now + ids, *values]).astype(np.int32),
+        np.concatenate([maps * new_count + ids, *values]).astype(np.int32),
         np.concatenate([lists.offsets, lists.offsets[-1] + np.cumsum(sizes)]),
     )
 
@@ -353,13 +359,13 @@ class _Newcomers:
         servers.states = ClientStates.restore(backend, saved.state_clients, saved.state_rows, states)
         servers.updates = ClientStates.restore(backend, saved.update_clients, saved.update_rows, updates)
         self.setup = setup_of(config, self.federation, host.spec, servers.edges)
-        self.before = config.algorithm.grow(self.setup, saved.state)  # the state before they are assigned
-        self.state = self.before
+        self.state_before = config.algorithm.grow(self.setup, saved.state)  # before they are assigned
+        self.state = self.state_before
         self.transfers: list[Transfer] = []
 
-    def assigned(self) -> pd.DataFrame:
+    def assign(self) -> pd.DataFrame:
         """Assign them; the columns up to ``far`` of :func:`assign_newcomers`."""
-        algorithm, ids, before = self.config.algorithm, self.ids, self.before
+        algorithm, ids, before = self.config.algorithm, self.ids, self.state_before
         state = algorithm.join(self.setup, before, ids, self._queries(self.transfers.append))
         founded = np.zeros(len(ids), np.bool_)
         if isinstance(state, Regrouping):
@@ -389,7 +395,7 @@ class _Newcomers:
 
     def add_tests(self, frame: pd.DataFrame, epochs: int, local_epochs: int | None) -> None:
         """Test them, see :func:`assign_newcomers`; adds the columns after those of :data:`PLACED`."""
-        config, saved, rounds = self.config, self.saved, self.before.round
+        config, saved, rounds = self.config, self.saved, self.state_before.round
         models = self.models
         # If the run's clients adapt their models before every test, fine-tuning does the same work.
         adaptation = config.algorithm.adaptation(self.setup, self.state)
@@ -412,7 +418,7 @@ class _Newcomers:
             self._test(frame, "_local", untrained, work)
 
     def _queries(self, account: Callable[[Transfer], None] = lambda transfer: None) -> ClientQueries:
-        return ClientQueries(self.config, self.servers, self.stages, self.before, account)
+        return ClientQueries(self.config, self.servers, self.stages, self.state_before, account)
 
     def _add_model(self, vector: NDArray[np.float32]) -> NDArray[np.int64]:
         """Give the servers another model ``(P,)``; returns its number, repeated for each client ``(N,)``."""
@@ -428,7 +434,7 @@ class _Newcomers:
             score = testing.evaluate(self.servers, models, clients=self.ids)
         else:
             # In the last round, as the run's own clients
-            number, stage = max(0, self.before.round - 1), len(self.stages) - 1
+            number, stage = max(0, self.state_before.round - 1), len(self.stages) - 1
             last = Round.without_clients(work, number, stage, self.config.order)
             score = testing.adapt(self.servers, last, self.ids, models[self.ids]).scores["test"]
         loss, sizes = self.config.loss, self.federation.test.sizes[self.ids]

@@ -119,7 +119,7 @@ def curves(
             }
         )
 
-    def over(x: Metric) -> dict[str, Any]:
+    def x_option(x: Metric) -> dict[str, Any]:
         counted = x.format == "number:0"  # nothing is before the first round, or after the last
         ends = {"min": "dataMin", "max": "dataMax"} if counted else {"min": None, "max": None}
         return {
@@ -127,7 +127,7 @@ def curves(
             "series": [{"encode": {"x": x.column}} for _ in series],
         }
 
-    def of(metric: Metric) -> dict[str, Any]:
+    def y_option(metric: Metric) -> dict[str, Any]:
         bounds = [metric.low, metric.high] if metric.low else []
         band = {"encode": {"y": bounds or metric.column}, "band": bounds or None}
         line = {
@@ -151,17 +151,17 @@ def curves(
         alt,
         height,
         [
-            Selector("metric", [Choice(m.label, of(m)) for m in metrics]),
-            Selector("over", [Choice(x.label, over(x)) for x in xs]),
+            Selector("metric", [Choice(m.label, y_option(m)) for m in metrics]),
+            Selector("over", [Choice(x.label, x_option(x)) for x in xs]),
         ],
         [line.name for line in lines] if len(lines) > 1 else (),
         "curves",
     )
 
 
-def _columns(line: Line, wanted: set[str]) -> dict[str, Sequence[Any]]:
+def _columns(line: Line, names: set[str]) -> dict[str, Sequence[Any]]:
     rows = len(next(iter(line.columns.values()), ()))
-    return {name: line.columns.get(name, [None] * rows) for name in sorted(wanted)}
+    return {name: line.columns.get(name, [None] * rows) for name in sorted(names)}
 
 
 def box(
@@ -187,7 +187,7 @@ def box(
         "mean": significant([values.mean() for values in finite.values()]),
     }
     rows = [[what, what, "number:0"], ["mean", "mean", format], *([n, n, format] for n in reversed(names))]
-    option = _sideways(source, label, format, finite)
+    option = _sideways_option(source, label, format, finite)
     option["series"] = [
         {
             "type": "boxplot",
@@ -207,7 +207,7 @@ def box(
         },
     ]
     option["caption"] = "Box: quartiles and median; whiskers: minimum and maximum; diamond: mean."
-    return Chart(option, alt, _tall(finite, 34), name="boxes")
+    return Chart(option, alt, _rows_height(finite, 34), name="boxes")
 
 
 def bars(
@@ -233,11 +233,11 @@ def bars(
     if intervals is not None:
         source |= {"low": list(intervals[0]), "high": list(intervals[1])}
         rows += [["from", "low", format], ["to", "high", format]]
-        series.append(_interval("x", "name", "value", "low", "high", sideways=True))
-    option = _sideways(source, label, format, names)
+        series.append(_interval_series("x", "name", "value", "low", "high", sideways=True))
+    option = _sideways_option(source, label, format, names)
     option["xAxis"]["scale"] = False  # the length of a bar is its value
     option["series"] = series
-    return Chart(option, alt, _tall(names, 28), name="bars")
+    return Chart(option, alt, _rows_height(names, 28), name="bars")
 
 
 def histogram(values: ArrayLike, label: str, alt: str, edges: ArrayLike, format: str = "percent:0") -> Chart:
@@ -246,7 +246,7 @@ def histogram(values: ArrayLike, label: str, alt: str, edges: ArrayLike, format:
     """
     ends = np.asarray(edges, np.float64)
     counts, _ = np.histogram(_finite(values), ends)
-    written = [_between(a, b, format) for a, b in itertools.pairwise(ends.tolist())]
+    written = [_bin_label(a, b, format) for a, b in itertools.pairwise(ends.tolist())]
     return Chart(
         {
             "dataset": [{"source": {"between": written, "clients": counts.tolist()}}],
@@ -269,7 +269,7 @@ def histogram(values: ArrayLike, label: str, alt: str, edges: ArrayLike, format:
     )
 
 
-def _between(low: float, high: float, format: str) -> str:
+def _bin_label(low: float, high: float, format: str) -> str:
     """The label of a bin; for whole numbers those that it contains, ``5`` or ``1,290 to 1,299``."""
     if format != "number:0":
         return f"{low:g} to {high:g}"
@@ -339,7 +339,7 @@ class Points:
 
 def scatter(points: Points, alt: str, colours: Sequence[Colour] = (), height: int = 380) -> Chart:
     """A point for each row; if there are several colourings the reader selects one."""
-    series = _dots(points)
+    series = _dot_series(points)
     series["encode"] = {"x": points.x.column, "y": points.y.column}
     selectors = [_colour_selector(colours)] if colours else []
     return Chart(
@@ -360,16 +360,16 @@ def scatter(points: Points, alt: str, colours: Sequence[Colour] = (), height: in
 Ends = tuple[float, float, float]
 """A value, and the ends of its interval."""
 
-_LETTER, _LINE = 0.007, 0.05
+_LETTER_WIDTH, _LINE_HEIGHT = 0.007, 0.05
 """Width and height of a label's letter, as fractions of a chart of 1,000 by 300 pixels."""
 
-_LONGEST = 30
+_LONGEST_LABEL = 30
 """Letters of a label; the legend has the whole name."""
 
 _SIDES = ("right", "left", "top", "bottom")
 
 
-def _last(line: Line, metric: Metric) -> Ends:
+def _last_value(line: Line, metric: Metric) -> Ends:
     """The last value of a line, and the ends of its interval, or that value; NaN if it has none."""
     columns = [line.columns.get(name) for name in (metric.column, metric.low, metric.high)]
     values = [math.nan if not values or values[-1] is None else float(values[-1]) for values in columns]
@@ -377,7 +377,7 @@ def _last(line: Line, metric: Metric) -> Ends:
     return value, value if math.isnan(low) else low, value if math.isnan(high) else high
 
 
-def _labels(names: Sequence[str], xs: Sequence[Ends], ys: Sequence[Ends]) -> list[str]:
+def _label_sides(names: Sequence[str], xs: Sequence[Ends], ys: Sequence[Ends]) -> list[str]:
     """On which side of its point each label has room; empty if on none, since the legend has all names."""
 
     def shares(values: Sequence[Ends]) -> list[float]:
@@ -390,11 +390,11 @@ def _labels(names: Sequence[str], xs: Sequence[Ends], ys: Sequence[Ends]) -> lis
     taken += [(u - 0.008, v - 0.025, u + 0.008, v + 0.025) for u, v in points]
     sides = []
     for name, (u, v) in zip(names, points, strict=True):
-        wide, side = _LETTER * min(len(name), _LONGEST), ""
+        wide, side = _LETTER_WIDTH * min(len(name), _LONGEST_LABEL), ""
         for side in _SIDES:
             left = {"right": u + 0.01, "left": u - 0.01 - wide}.get(side, u - wide / 2)
             middle = v + {"top": 0.06, "bottom": -0.06}.get(side, 0.0)
-            box = (left, middle - _LINE / 2, left + wide, middle + _LINE / 2)
+            box = (left, middle - _LINE_HEIGHT / 2, left + wide, middle + _LINE_HEIGHT / 2)
             inside = box[0] >= -0.05 and box[2] <= 1.05
             if inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
@@ -405,8 +405,8 @@ def _labels(names: Sequence[str], xs: Sequence[Ends], ys: Sequence[Ends]) -> lis
     return sides
 
 
-def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _overlap(box: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
 
 
 def pareto(
@@ -423,8 +423,10 @@ def pareto(
         ranked: whether the points can be compared; without it there is no front.
     """
     tip = [[m.label, m.column, m.format] for m in (y, x)]
-    places = _labels(
-        [line.name for line in lines], [_last(line, x) for line in lines], [_last(line, y) for line in lines]
+    places = _label_sides(
+        [line.name for line in lines],
+        [_last_value(line, x) for line in lines],
+        [_last_value(line, y) for line in lines],
     )
     series: list[dict[str, Any]] = []
     for i, line in enumerate(lines):
@@ -441,7 +443,11 @@ def pareto(
                 "position": places[i],
                 "color": "$ink",
                 "backgroundColor": "$page",
-                **({"width": 7 * _LONGEST, "overflow": "truncate"} if len(line.name) > _LONGEST else {}),
+                **(
+                    {"width": 7 * _LONGEST_LABEL, "overflow": "truncate"}
+                    if len(line.name) > _LONGEST_LABEL
+                    else {}
+                ),
             },
             "symbol": ("circle", "diamond", "triangle", "rect")[i // COLOURS % 4],
             "tip": {"rows": tip},
@@ -449,11 +455,13 @@ def pareto(
         series.append(dot)
         for axis, metric in (("x", x), ("y", y)):
             if metric.low:
-                interval = _interval(axis, x.column, y.column, metric.low, metric.high)
+                interval = _interval_series(axis, x.column, y.column, metric.low, metric.high)
                 series.append({**interval, "name": line.name, "datasetIndex": i})
     last = [{name: [values[-1]] for name, values in line.columns.items() if len(values)} for line in lines]
     caption = ""
-    front = _front([(row[x.column][0], row[y.column][0]) for row in last if {x.column, y.column} <= set(row)])
+    front = _pareto_front(
+        [(row[x.column][0], row[y.column][0]) for row in last if {x.column, y.column} <= set(row)]
+    )
     if ranked and len(front) > 1:
         series.append(
             {
@@ -487,7 +495,7 @@ def pareto(
     )
 
 
-def _front(points: Sequence[tuple[Any, Any]]) -> list[list[float]]:
+def _pareto_front(points: Sequence[tuple[Any, Any]]) -> list[list[float]]:
     """The Pareto front: the points for which no other has a smaller first and a larger second coordinate."""
     ordered = sorted((x, -y) for x, y in points if x is not None and y is not None)
     front: list[list[float]] = []
@@ -517,7 +525,7 @@ def client_map(
         alt: a description for screen readers.
         height: CSS pixels.
     """
-    series = _dots(points)
+    series = _dot_series(points)
     series["encode"] = {"x": points.x.column, "y": points.y.column}
     axis = {"type": "value", "scale": True, "axisLabel": {"show": False}, "splitLine": {"show": False}}
     option: dict[str, Any] = {
@@ -564,8 +572,8 @@ def heatmap(
     return Chart(
         {
             "matrix": [rounded(row, digits) for row in matrix],
-            "xAxis": {**axis, "data": list(columns), "axisLabel": {**_some_of(columns), **upright}},
-            "yAxis": {**axis, "data": list(rows), "inverse": True, "axisLabel": _some_of(rows)},
+            "xAxis": {**axis, "data": list(columns), "axisLabel": {**_axis_labels(columns), **upright}},
+            "yAxis": {**axis, "data": list(rows), "inverse": True, "axisLabel": _axis_labels(rows)},
             "visualMap": {
                 "type": "continuous",
                 "min": least,
@@ -590,7 +598,7 @@ def heatmap(
     )
 
 
-def _some_of(names: Sequence[str]) -> dict[str, Any]:
+def _axis_labels(names: Sequence[str]) -> dict[str, Any]:
     """Labels of an axis, as many as fit."""
     some = {"show": True, "hideOverlap": True, "interval": -(-len(names) // NAMED) - 1}
     return {**some, "width": 80, "overflow": "truncate"}
@@ -709,7 +717,7 @@ def spaced(count: int, most: int = SHOWN_MATRIX) -> NDArray[np.intp]:
     return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.intp))
 
 
-def _dots(points: Points) -> dict[str, Any]:
+def _dot_series(points: Points) -> dict[str, Any]:
     return {
         "type": "scatter",
         "symbolSize": points.size,
@@ -744,7 +752,9 @@ def _colour_selector(colours: Sequence[Colour]) -> Selector:
     )
 
 
-def _interval(axis: str, x: str, y: str, low: str, high: str, sideways: bool = False) -> dict[str, Any]:
+def _interval_series(
+    axis: str, x: str, y: str, low: str, high: str, sideways: bool = False
+) -> dict[str, Any]:
     across = {"x": [low, high], "y": x if sideways else y} if axis == "x" else {"x": x, "y": [low, high]}
     return {
         "type": "custom",
@@ -759,19 +769,19 @@ def _interval(axis: str, x: str, y: str, low: str, high: str, sideways: bool = F
     }
 
 
-_ROW = 26
+_ROW_LETTERS = 26
 """Letters of a row's name that fit beside a chart; longer names take several lines."""
 
 
-def _lines(names: Iterable[str]) -> int:
+def _most_lines(names: Iterable[str]) -> int:
     """The number of lines of the longest name."""
-    return max((math.ceil(len(name) / _ROW) for name in names), default=1)
+    return max((math.ceil(len(name) / _ROW_LETTERS) for name in names), default=1)
 
 
-def _sideways(
+def _sideways_option(
     source: Mapping[str, Sequence[Any]], label: str, format: str, names: Iterable[str]
 ) -> dict[str, Any]:
-    several = {"axisLabel": {"overflow": "break", "lineHeight": 13}} if _lines(names) > 1 else {}
+    several = {"axisLabel": {"overflow": "break", "lineHeight": 13}} if _most_lines(names) > 1 else {}
     return {
         "dataset": [{"source": source}],
         "xAxis": {"type": "value", "name": label, "format": format, "scale": True},
@@ -786,9 +796,9 @@ def _sideways(
     }
 
 
-def _tall(names: Collection[str], each: int) -> int:
+def _rows_height(names: Collection[str], each: int) -> int:
     """The height of a chart with a row for each name, ``each`` high if names are short."""
-    return min(1200, max(160, 80 + max(each, 4 + 13 * _lines(names)) * len(names)))
+    return min(1200, max(160, 80 + max(each, 4 + 13 * _most_lines(names)) * len(names)))
 
 
 def _finite(values: ArrayLike) -> NDArray[np.float64]:

@@ -29,16 +29,16 @@ from rayfl.report.page import Chart, Column, Data, Page, Section, rounded
 from rayfl.report.page import Table as PageTable
 from rayfl.units import UNKNOWN, counted, size
 
-_DRAWN = 2000
+_MOST_DRAWN = 2000
 """With at most this many clients the distance matrix is drawn."""
 
-_NAMED = 30
+_MOST_NAMED = 30
 """With at most this many clients the axes of the distance matrix show their numbers."""
 
-_LEAVES = 300
+_DRAWN_LEAVES = 300
 """Leaves of the dendrogram that are drawn; with more clients only the last merges are."""
 
-_LISTED = 12
+_MOST_LISTED = 12
 """With at most this many planted groups members are listed, for this many clusters."""
 
 
@@ -82,7 +82,7 @@ def page_of(results: Sequence[ClusteringResult], title: str) -> Page:
         clients["group"] = first.groups.tolist()
     for result in results:
         clients[f"{result.method} cluster"] = [None if i < 0 else i for i in result.clusters.labels.tolist()]
-    sections = [_method(result, clients) for result in results]
+    sections = [_method_section(result, clients) for result in results]
     columns = [Column("client", Data("clients", "client"), right=False)]
     columns += [
         Column("planted group" if name == "group" else name, Data("clients", name), right=True)
@@ -112,7 +112,7 @@ def _overview(results: Sequence[ClusteringResult]) -> PageTable:
             Column(
                 "agreement with planted groups (ARI)", [result.clusters.ari for result in results], "number:2"
             ),
-            Column("threshold", [_beta(result.clusters) for result in results], "general"),
+            Column("threshold", [_threshold(result.clusters) for result in results], "general"),
             Column("up", [result.bytes("up") for result in results], "size"),
             Column("down", [result.bytes("down") for result in results], "size"),
             Column("time", [result.seconds for result in results], "duration"),
@@ -121,16 +121,16 @@ def _overview(results: Sequence[ClusteringResult]) -> PageTable:
     )
 
 
-def _beta(clusters: Clusters) -> float | None:
+def _threshold(clusters: Clusters) -> float | None:
     return clusters.gamma if clusters.gamma is not None else clusters.threshold
 
 
-def _method(result: ClusteringResult, clients: dict[str, list[Any]]) -> Section:
+def _method_section(result: ClusteringResult, clients: dict[str, list[Any]]) -> Section:
     """The map of a method's clients, their distances, and the choice of the threshold; adds their
     positions.
     """
     clusters, method = result.clusters, result.method
-    distances = _square(clusters)
+    distances = _distance_matrix(clusters)
     if distances is None:
         places, meaning = (
             maps.together([clusters.labels]),
@@ -139,7 +139,7 @@ def _method(result: ClusteringResult, clients: dict[str, list[Any]]) -> Section:
     else:
         map_method = result.map if len(distances) >= LEAST else "mds"
         places = maps.spread(plane(distances, map_method, result.seed))
-        meaning = f"{_measure(result)}, by {METHODS[map_method]}"
+        meaning = f"{_distance_meaning(result)}, by {METHODS[map_method]}"
     charts = []
     column = f"{method} cluster"
     tip = [("cluster", column, "text")]
@@ -158,45 +158,45 @@ def _method(result: ClusteringResult, clients: dict[str, list[Any]]) -> Section:
         charts.append(client_map(points, colours, (), f"Map of {len(places):,} clients of {method}: {note}"))
         note += f". On the map clients are placed by {meaning}"
     if distances is not None:
-        charts.append(_proximities(result, distances))
+        charts.append(_distance_chart(result, distances))
         note += ". In the matrix they are in the order of the dendrogram" * (clusters.linkage is not None)
         note += "; dark: alike"
-    curve = threshold_chart(clusters.facts()["curve"], _beta(clusters), clusters.n_clusters)
+    curve = threshold_chart(clusters.facts()["curve"], _threshold(clusters), clusters.n_clusters)
     if curve is not None:
         charts.append(curve)
-    return Section(method, note + ".", charts, [_crossed(result)], beside=True)
+    return Section(method, note + ".", charts, [_cluster_table(result)], beside=True)
 
 
-def _measure(result: ClusteringResult) -> str:
+def _distance_meaning(result: ClusteringResult) -> str:
     if result.clusters.distances is None:
         return "being related (0) or not (1)"
     proximity = result.clustering.proximity
     return "distance between signatures" + (f" ({proximity})" if proximity else "")
 
 
-def _square(found: Clusters) -> NDArray[np.float64] | None:
+def _distance_matrix(clusters: Clusters) -> NDArray[np.float64] | None:
     """Distances ``(N, N)``, or 0 and 1 for a graph; None if there are none."""
-    if found.distances is not None and len(found.labels) <= _DRAWN:
-        return np.asarray(squareform(found.distances))
-    if found.graph is not None and len(found.labels) <= _DRAWN:
-        return np.asarray(1.0 - (found.graph.toarray() > 0))
+    if clusters.distances is not None and len(clusters.labels) <= _MOST_DRAWN:
+        return np.asarray(squareform(clusters.distances))
+    if clusters.graph is not None and len(clusters.labels) <= _MOST_DRAWN:
+        return np.asarray(1.0 - (clusters.graph.toarray() > 0))
     return None
 
 
-def _proximities(result: ClusteringResult, distances: NDArray[np.float64]) -> Chart:
+def _distance_chart(result: ClusteringResult, distances: NDArray[np.float64]) -> Chart:
     clusters = result.clusters
     order = clusters.order()
     drawn = order[spaced(len(order))]
     names = _names(result)
     labels = [names[i] for i in drawn]
-    what = _measure(result)
+    what = _distance_meaning(result)
     if len(drawn) < len(order):
         what += f", {len(drawn)} of {len(order):,} clients"
     matrix = distances[np.ix_(drawn, drawn)]
     return heatmap(matrix, labels, labels, f"Matrix of {what}, alike is dark", dark="low", label=what)
 
 
-def _crossed(result: ClusteringResult) -> PageTable:
+def _cluster_table(result: ClusteringResult) -> PageTable:
     """Sizes of the clusters, and how many of their clients come from each planted group."""
     labels = result.clusters.labels
     clusters, sizes = np.unique(labels[labels >= 0], return_counts=True)
@@ -221,12 +221,12 @@ def show(results: Sequence[ClusteringResult], out: Console) -> None:
     for result in results:
         c = result.clusters
         number = f"{c.n_clusters}{' (proposed)' if c.suggested else ''}"
-        beta = c.gamma if c.gamma is not None else c.threshold
+        threshold = _threshold(c)
         table.add_row(
             result.method,
             number,
             UNKNOWN if c.ari is None else f"{c.ari:.2f}",
-            UNKNOWN if beta is None else f"{beta:.4g}",
+            UNKNOWN if threshold is None else f"{threshold:.4g}",
             size(result.bytes("up")),
             size(result.bytes("down")),
             f"{result.seconds:.1f}",
@@ -234,7 +234,7 @@ def show(results: Sequence[ClusteringResult], out: Console) -> None:
     out.print(table)
     for result in results:
         wrong = result.clusters.ari is not None and result.clusters.ari < 1
-        if wrong and result.groups is not None and len(np.unique(result.groups)) <= _LISTED:
+        if wrong and result.groups is not None and len(np.unique(result.groups)) <= _MOST_LISTED:
             out.print(_members(result.method, result.clusters.labels, result.groups))
 
 
@@ -246,7 +246,7 @@ def _members(method: str, labels: NDArray[np.integer], planted: NDArray[np.int64
     table.add_column("cluster", justify="right")
     for group in groups:
         table.add_column(f"group {group}", justify="right")
-    largest = clusters[np.argsort(-sizes, kind="stable")][:_LISTED]
+    largest = clusters[np.argsort(-sizes, kind="stable")][:_MOST_LISTED]
     for label in largest.tolist():
         members = planted[labels == label]
         table.add_row(str(label), *(str(int((members == group).sum())) for group in groups))
@@ -261,7 +261,7 @@ def draw(method: str, clusters: Clusters, path: Path) -> None:
     FigureCanvasAgg(figure)
     ari = "" if clusters.ari is None else f", ARI {clusters.ari:.2f}"
     figure.suptitle(f"{method}: {clusters.n_clusters} clusters{ari}")
-    for axes, view in zip(figure.subplots(1, 3), (_matrix, _tree, _curve), strict=True):
+    for axes, view in zip(figure.subplots(1, 3), (_draw_matrix, _draw_tree, _draw_curve), strict=True):
         missing = view(axes, clusters)
         if missing:
             axes.axis("off")
@@ -269,34 +269,34 @@ def draw(method: str, clusters: Clusters, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _matrix(axes: Any, c: Clusters) -> str | None:
+def _draw_matrix(axes: Any, c: Clusters) -> str | None:
     """Draw the distance matrix; returns the reason if there is none."""
     axes.set_title("distances, clients by cluster")
-    if c.distances is None or len(c.labels) > _DRAWN:
+    if c.distances is None or len(c.labels) > _MOST_DRAWN:
         return "too many clients to draw, or no distances"
     order = np.argsort(c.labels, kind="stable")
     image = axes.imshow(squareform(c.distances)[np.ix_(order, order)], cmap="viridis")
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
-    names = order.tolist() if len(order) <= _NAMED else []
+    names = order.tolist() if len(order) <= _MOST_NAMED else []
     for axis in (axes.xaxis, axes.yaxis):  # the numbers of the clients, not their places in the matrix
         axis.set_ticks(range(len(names)), names, fontsize=7)
     axes.set_xlabel("client" if names else f"{len(order):,} clients")
     return None
 
 
-def _tree(axes: Any, c: Clusters) -> str | None:
+def _draw_tree(axes: Any, c: Clusters) -> str | None:
     axes.set_title("dendrogram")
     if c.linkage is None:
         return "this grouping has no tree"
     if not len(c.linkage):
         return "a single client"
-    dendrogram(c.linkage, ax=axes, no_labels=True, truncate_mode="lastp", p=_LEAVES, color_threshold=0)
+    dendrogram(c.linkage, ax=axes, no_labels=True, truncate_mode="lastp", p=_DRAWN_LEAVES, color_threshold=0)
     if c.threshold is not None and np.isfinite(c.threshold):
         axes.axhline(c.threshold, linestyle="--", color="tab:red", linewidth=1)
     return None
 
 
-def _curve(axes: Any, c: Clusters) -> str | None:
+def _draw_curve(axes: Any, c: Clusters) -> str | None:
     axes.set_title("number of clusters over the threshold")
     if c.curve is None:
         return "this grouping has no tree"

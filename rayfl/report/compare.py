@@ -32,11 +32,11 @@ from rayfl.report.page import Chart, Column, Page, Section, Table, rounded, sign
 from rayfl.statistics import LEVEL, Interval, mean_interval
 from rayfl.units import UNKNOWN, duration, number, size, uncertain
 
-_PLACES = ("data.root", "data.path")
+_STORAGE_SETTINGS = ("data.root", "data.path")
 """Settings of a dataset that specify where it is stored, not what it is."""
-_ASIDE = ("name", "seed", "plugins", "execution", "output", "paper")
+_IGNORED_SETTINGS = ("name", "seed", "plugins", "execution", "output", "paper")
 """Settings and sections that do not affect results, or over which results are averaged."""
-_OF_METHODS = ("aggregation", "algorithm", "clustering", "hierarchy", "local", "order", "sampling")
+_METHOD_SECTIONS = ("aggregation", "algorithm", "clustering", "hierarchy", "local", "order", "sampling")
 """Sections that depend on the method; differences that follow from the method are not listed."""
 MOST_SETTINGS = 12
 """The largest number of columns for settings; if there are more differences, the first are shown."""
@@ -89,7 +89,7 @@ class Comparison:
         runs = tuple(RunFiles.read(Path(path)) for path in paths)
         frame = _frame(runs)
         groups = _groups(runs, frame)
-        return cls(runs, frame, groups, tuple(_differences(frame["run"].tolist(), runs, groups)))
+        return cls(runs, frame, groups, tuple(_data_differences(frame["run"].tolist(), runs, groups)))
 
     @property
     def seeds(self) -> bool:
@@ -102,20 +102,20 @@ class Comparison:
         return list(dict.fromkeys(name for group in self.groups for name in group.settings))
 
     @property
-    def _named(self) -> bool:
+    def _needs_run_names(self) -> bool:
         """Whether settings are not enough to tell the groups apart."""
-        return not self.settings or any(group.name != _name(group.settings) for group in self.groups)
+        return not self.settings or any(group.name != _group_name(group.settings) for group in self.groups)
 
     @property
     def naming(self) -> int:
         """Number of the first columns of :meth:`table` that name the rows together."""
-        return self._named + len(self.settings)
+        return self._needs_run_names + len(self.settings)
 
     def table(self) -> Table:
         """One row per group: what differs, and the columns that readers compare, without empty ones."""
         settings = self.settings
         columns = []
-        if self._named:
+        if self._needs_run_names:
             columns.append(Column("run", [group.name for group in self.groups]))
         for name in settings:
             values = [group.settings.get(name) for group in self.groups]
@@ -123,7 +123,7 @@ class Comparison:
             order = [
                 float(v) if ok and v is not None else None for v, ok in zip(values, numeric, strict=True)
             ]
-            texts = [UNKNOWN if v is None else _short(v) for v in values]
+            texts = [UNKNOWN if v is None else _shortened(v) for v in values]
             title = "method" if name == "algorithm.name" else name
             columns.append(Column(title, texts, order=order if any(numeric) else None))
         if self.seeds:
@@ -132,16 +132,16 @@ class Comparison:
             ("accuracy_mean", "accuracy, last", _percent if self.seeds else _percent_of_clients),
             ("accuracy_mean_max", "best round", _percent),
             ("accuracy_worst10", "worst 10 %", _percent),
-            ("accuracy_var", "variance, %²", _plain(1)),
+            ("accuracy_var", "variance, %²", _decimals(1)),
             ("local_accuracy_mean", "local models", _percent),
             ("common_accuracy_mean", "common test set", _percent),
             ("finetuned_accuracy_mean", "fine-tuned", _percent),
             ("newcomers_accuracy_mean", "newcomers", _percent),
             ("newcomers_finetuned_accuracy_mean", "newcomers, fine-tuned", _percent),
-            *((f"{name}_mean", name, _plain(3)) for name in self.measures),
-            ("perplexity_mean", "perplexity", _plain(1)),
+            *((f"{name}_mean", name, _decimals(3)) for name in self.measures),
+            ("perplexity_mean", "perplexity", _decimals(1)),
             ("clusters", "clusters", _count),
-            ("ari", "ARI", _plain(2)),
+            ("ari", "ARI", _decimals(2)),
             ("bytes_up", "sent up", lambda group, column: size(group.interval(column).mean)),
             ("bytes_down", "sent down", lambda group, column: size(group.interval(column).mean)),
             ("seconds", "time", lambda group, column: duration(group.interval(column).mean)),
@@ -239,34 +239,39 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
     return Comparison.of(runs).write(out)
 
 
-def page_of(found: Comparison) -> Page:
+def page_of(comparison: Comparison) -> Page:
     """The page about a comparison."""
     notes = []
-    if found.differences:
+    if comparison.differences:
         why = (
             "These runs do not have the same clients with the same data, so a higher accuracy may come from "
             "easier data. They differ in:"
         )
-        notes.append((f"Not ranked. {why}", list(found.differences)))
-    notes.append(("", [found.caption()]))
+        notes.append((f"Not ranked. {why}", list(comparison.differences)))
+    notes.append(("", [comparison.caption()]))
     lines = [
-        thinned(mean_line(group.name, [line_of(run, "") for run in group.runs])) for group in found.groups
+        thinned(mean_line(group.name, [line_of(run, "") for run in group.runs]))
+        for group in comparison.groups
     ]
-    count = len(found.groups)
+    count = len(comparison.groups)
     return Page(
         title="Comparison",
-        subtitle=f"{len(found.runs)} run{'s' * (len(found.runs) != 1)}"
-        + (f" in {count} group{'s' * (count != 1)} that differ in more than the seed" if found.seeds else ""),
+        subtitle=f"{len(comparison.runs)} run{'s' * (len(comparison.runs) != 1)}"
+        + (
+            f" in {count} group{'s' * (count != 1)} that differ in more than the seed"
+            if comparison.seeds
+            else ""
+        ),
         notes=notes,
-        lead=_results_first(found.table(), found.naming),
+        lead=_results_first(comparison.table(), comparison.naming),
         sections=[
             section
             for section in (
                 _over_rounds(lines),
-                _trade_off(found),
-                _clients(found.groups),
-                _by_planted_group(found),
-                _each_run(found),
+                _trade_off(comparison),
+                _clients(comparison.groups),
+                _by_planted_group(comparison),
+                _each_run(comparison),
             )
             if section is not None
         ],
@@ -304,10 +309,14 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _groups(runs: Sequence[RunFiles], frame: pd.DataFrame) -> tuple[Group, ...]:
     configs = [
-        {k: v for k, v in flat(run.config).items() if k.split(".")[0] not in _ASIDE and k not in _PLACES}
+        {
+            k: v
+            for k, v in flat(run.config).items()
+            if k.split(".")[0] not in _IGNORED_SETTINGS and k not in _STORAGE_SETTINGS
+        }
         for run in runs
     ]
-    shown = _differing(configs)
+    shown = _differing_settings(configs)
     members: dict[str, list[int]] = {}
     seen: dict[tuple[str, str], int] = {}
     for i, (run, config) in enumerate(zip(runs, configs, strict=True)):
@@ -317,7 +326,7 @@ def _groups(runs: Sequence[RunFiles], frame: pd.DataFrame) -> tuple[Group, ...]:
         members.setdefault(f"{again} {key}", []).append(i)
     rows = frame.to_dict("records")
     values = [{name: configs[indices[0]].get(name) for name in shown} for indices in members.values()]
-    names = [_name(settings) for settings in values]
+    names = [_group_name(settings) for settings in values]
     if len(runs) > 1 and len(members) == 1:
         names = [str(rows[0]["algorithm"])]
     return tuple(
@@ -331,31 +340,31 @@ def _groups(runs: Sequence[RunFiles], frame: pd.DataFrame) -> tuple[Group, ...]:
     )
 
 
-def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _differing_settings(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The settings that differ, the method first, without settings that follow from the method."""
     differing = []
     for name in dict.fromkeys(name for config in configs for name in config):
         values: dict[str, set[str]] = {}
         for config in configs:
             if name in config:
-                method = str(config.get("algorithm.name")) if name.split(".")[0] in _OF_METHODS else ""
+                method = str(config.get("algorithm.name")) if name.split(".")[0] in _METHOD_SECTIONS else ""
                 values.setdefault("" if name == "algorithm.name" else method, set()).add(repr(config[name]))
         if any(len(different) > 1 for different in values.values()):
             differing.append(name)
     return sorted(differing, key=lambda name: name != "algorithm.name")[:MOST_SETTINGS]
 
 
-def _name(settings: Mapping[str, Any]) -> str:
+def _group_name(settings: Mapping[str, Any]) -> str:
     """``pacfl, threshold 6``."""
     words = []
     for name, value in settings.items():
         if value is not None:
             last = name.split(".")[-1]
-            words.append(_short(value) if last == "name" else f"{last} {_short(value)}")
+            words.append(_shortened(value) if last == "name" else f"{last} {_shortened(value)}")
     return ", ".join(words)
 
 
-def _short(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
@@ -461,10 +470,10 @@ def boxes_of_clients(groups: Mapping[str, Sequence[RunFiles]], where: str = "") 
     return box(values, metric.label, alt, metric.format)
 
 
-def _by_planted_group(found: Comparison) -> Section | None:
+def _by_planted_group(comparison: Comparison) -> Section | None:
     """Standard errors of the accuracies, and accuracies in each planted group; one row per run."""
-    same = not found.differences and len({repr(run.setting("seed")) for run in found.runs}) < 2
-    last = [run.last_groups("group") if same else pd.DataFrame() for run in found.runs]
+    same = not comparison.differences and len({repr(run.setting("seed")) for run in comparison.runs}) < 2
+    last = [run.last_groups("group") if same else pd.DataFrame() for run in comparison.runs]
     ids = sorted({i for groups in last if len(groups) for i in groups["id"].tolist()})
     ids = ids if len(ids) <= MOST_GROUPS else []
     shown = [
@@ -473,14 +482,16 @@ def _by_planted_group(found: Comparison) -> Section | None:
         ("group_var_within", "within, %²", "number:1"),
         ("group_var_between", "between, %²", "number:1"),
     ]
-    present = [entry for entry in shown if entry[0] in found.frame and found.frame[entry[0]].notna().any()]
+    present = [
+        entry for entry in shown if entry[0] in comparison.frame and comparison.frame[entry[0]].notna().any()
+    ]
     if not present and not ids:
         return None
-    columns = [Column("run", found.frame["run"].tolist())]
-    columns += [Column(title, found.frame[name].tolist(), format) for name, title, format in present]
+    columns = [Column("run", comparison.frame["run"].tolist())]
+    columns += [Column(title, comparison.frame[name].tolist(), format) for name, title, format in present]
     rows = [{} if groups.empty else {row["id"]: row for row in groups.to_dict("records")} for groups in last]
     for i in ids:
-        texts = [_group(groups[i]) if i in groups else UNKNOWN for groups in rows]
+        texts = [_group_text(groups[i]) if i in groups else UNKNOWN for groups in rows]
         columns.append(
             Column(
                 f"group {i}",
@@ -499,23 +510,23 @@ def _by_planted_group(found: Comparison) -> Section | None:
     return Section("How certain, and for whom", note, tables=[Table(columns, caption="planted groups")])
 
 
-def _group(row: Mapping[Any, Any]) -> str:
+def _group_text(row: Mapping[Any, Any]) -> str:
     """Mean and variance of a group: ``91.0 % (4.7)``."""
     estimate = row["estimated_from"] == row["estimated_from"]  # not NaN
     return f"{uncertain(row['accuracy_mean'], None, estimate)} ({number(row['accuracy_var'], 1)})"
 
 
-def _each_run(found: Comparison) -> Section | None:
+def _each_run(comparison: Comparison) -> Section | None:
     """One row per run, if the first table has one per group."""
-    if not found.seeds:
+    if not comparison.seeds:
         return None
-    names = {id(run): group.name for group in found.groups for run in group.runs}
+    names = {id(run): group.name for group in comparison.groups for run in group.runs}
     shown = [
         ("seed", "seed", "text"),
         ("accuracy_mean", "accuracy, last", "percent:1"),
         ("accuracy_mean_max", "best", "percent:1"),
         ("accuracy_worst10", "worst 10 %", "percent:1"),
-        *((f"{name}_mean", name, "number:3") for name in found.measures),
+        *((f"{name}_mean", name, "number:3") for name in comparison.measures),
         ("clusters", "clusters", "number:0"),
         ("ari", "ARI", "number:2"),
         ("bytes_up", "up", "size"),
@@ -523,15 +534,15 @@ def _each_run(found: Comparison) -> Section | None:
         ("seconds", "time", "duration"),
     ]
     columns = [
-        Column("run", found.frame["run"].tolist()),
-        Column("group", [names[id(run)] for run in found.runs]),
+        Column("run", comparison.frame["run"].tolist()),
+        Column("group", [names[id(run)] for run in comparison.runs]),
         *(
-            Column(title, found.frame[name].tolist(), format, right=True)
+            Column(title, comparison.frame[name].tolist(), format, right=True)
             for name, title, format in shown
-            if name in found.frame and found.frame[name].notna().any()
+            if name in comparison.frame and comparison.frame[name].notna().any()
         ),
     ]
-    return Section("Each run", "", tables=[Table(columns, caption="runs", filter=len(found.runs) > 10)])
+    return Section("Each run", "", tables=[Table(columns, caption="runs", filter=len(comparison.runs) > 10)])
 
 
 # --- numbers --------------------------------------------------------------------------------------------
@@ -549,7 +560,7 @@ def _percent_of_clients(group: Group, column: str) -> str:
     return uncertain(group.interval(column).mean, group.rows[0].get("accuracy_se"), group.estimated)
 
 
-def _plain(digits: int) -> Callable[[Group, str], str]:
+def _decimals(digits: int) -> Callable[[Group, str], str]:
     def written(group: Group, column: str) -> str:
         interval = group.interval(column)
         text = number(interval.mean, digits)
@@ -563,28 +574,30 @@ def _count(group: Group, column: str) -> str:
     return number(mean, 0 if mean == round(mean) else 1) if mean == mean else UNKNOWN
 
 
-def _differences(names: Sequence[str], runs: Sequence[RunFiles], groups: Sequence[Group]) -> list[str]:
+def _data_differences(names: Sequence[str], runs: Sequence[RunFiles], groups: Sequence[Group]) -> list[str]:
     lines = []
     for section in ("data", "partition"):
         settings = [run.setting(section) for run in runs]
-        lines += _different(names, section, [_get(setting, "name") for setting in settings]) or [
+        lines += _difference_lines(names, section, [_get(setting, "name") for setting in settings]) or [
             line
             for key in sorted(
                 {key for setting in settings if isinstance(setting, Mapping) for key in setting}
             )
-            if f"{section}.{key}" not in _PLACES
-            for line in _different(names, f"{section}.{key}", [_get(setting, key) for setting in settings])
+            if f"{section}.{key}" not in _STORAGE_SETTINGS
+            for line in _difference_lines(
+                names, f"{section}.{key}", [_get(setting, key) for setting in settings]
+            )
         ]
-    lines += _different(names, "events", [run.setting("events") for run in runs])
+    lines += _difference_lines(names, "events", [run.setting("events") for run in runs])
     if len({frozenset(repr(run.setting("seed")) for run in group.runs) for group in groups}) > 1:
-        lines += _different(names, "seed", [run.setting("seed") for run in runs])
+        lines += _difference_lines(names, "seed", [run.setting("seed") for run in runs])
     if lines:
         return lines
     # Partitions may draw label maps from the seed; these are part of the fingerprint.
     for seed in dict.fromkeys(repr(run.setting("seed")) for run in runs):
         same_seed = [i for i, run in enumerate(runs) if repr(run.setting("seed")) == seed]
         for key, what in (("data", "contents of the dataset"), ("clients", "the clients' samples")):
-            lines += _different(
+            lines += _difference_lines(
                 [names[i] for i in same_seed], what, [runs[i].environment.get(key) for i in same_seed]
             )
     return lines
@@ -594,7 +607,7 @@ def _get(settings: Any, key: str) -> Any:
     return settings.get(key) if isinstance(settings, Mapping) else None
 
 
-def _different(names: Sequence[str], what: str, values: Sequence[Any]) -> list[str]:
+def _difference_lines(names: Sequence[str], what: str, values: Sequence[Any]) -> list[str]:
     """A line if the values differ. None is ignored: an older version may not have written the setting."""
     runs_of: dict[str, list[str]] = {}
     for name, value in zip(names, values, strict=True):
@@ -602,8 +615,9 @@ def _different(names: Sequence[str], what: str, values: Sequence[Any]) -> list[s
             runs_of.setdefault(str(value), []).append(name)
     if len(runs_of) < 2:
         return []
-    short = {text: text if len(text) <= 40 else f"{text[:37]}..." for text in runs_of}
-    return [f"{what}: " + "; ".join(f"{short[text]} ({_some(of)})" for text, of in runs_of.items())]
+    return [
+        f"{what}: " + "; ".join(f"{_shortened(text)} ({_some_names(of)})" for text, of in runs_of.items())
+    ]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -611,12 +625,12 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def _some(names: Sequence[str]) -> str:
+def _some_names(names: Sequence[str]) -> str:
     """Names of runs; if there are many, the first ones and how many more there are."""
-    if len(names) <= _NAMED:
+    if len(names) <= _MOST_NAMES:
         return ", ".join(names)
-    return f"{', '.join(names[: _NAMED - 1])} and {len(names) - _NAMED + 1} more"
+    return f"{', '.join(names[: _MOST_NAMES - 1])} and {len(names) - _MOST_NAMES + 1} more"
 
 
-_NAMED = 4
+_MOST_NAMES = 4
 """The largest number of runs that a line names."""

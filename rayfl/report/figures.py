@@ -97,9 +97,13 @@ def accuracy_over_rounds(evaluated: pd.DataFrame) -> Draw:
                 color=colour, alpha=0.16, linewidth=0, label="worst 10 % to best 10 % of clients",
             )  # fmt: skip
         axes.plot(
-            rounds, evaluated["accuracy_mean"], color=colour, label="mean over clients", **_dots(rounds)
+            rounds,
+            evaluated["accuracy_mean"],
+            color=colour,
+            label="mean over clients",
+            **_marker_style(rounds),
         )
-        _hollow(axes, evaluated, "accuracy_mean", colour, "estimate from a few clients")
+        _draw_estimates(axes, evaluated, "accuracy_mean", colour, "estimate from a few clients")
         if "accuracy_median" in evaluated:
             axes.plot(
                 rounds,
@@ -110,7 +114,7 @@ def accuracy_over_rounds(evaluated: pd.DataFrame) -> Draw:
                 label="median",
             )
         axes.legend(loc="lower right")
-        _over_rounds(axes, "test accuracy (%)")
+        _label_axes(axes, "test accuracy (%)")
 
     return draw
 
@@ -123,9 +127,9 @@ def loss_over_rounds(rounds: pd.DataFrame, evaluated: pd.DataFrame) -> Draw:
         for colour, (frame, column, label) in zip(theme.series, frames, strict=False):
             if {"round", column} <= set(frame.columns):
                 tested = frame[frame[column].notna()]
-                axes.plot(tested["round"], tested[column], color=colour, label=label, **_dots(tested))
+                axes.plot(tested["round"], tested[column], color=colour, label=label, **_marker_style(tested))
         axes.legend(loc="upper right")
-        _over_rounds(axes, "loss")
+        _label_axes(axes, "loss")
 
     return draw
 
@@ -147,7 +151,7 @@ def accuracy_histogram(percent: NDArray[np.float64]) -> Draw:
         axes.set_xlim(0, 100)
         axes.set_xlabel("last test accuracy of the client (%)")
         axes.set_ylabel("clients")
-        axes.yaxis.set_major_locator(_whole())
+        axes.yaxis.set_major_locator(_integer_ticks())
 
     return draw
 
@@ -201,7 +205,7 @@ def threshold_curve(
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         else:
-            axes.yaxis.set_major_locator(_whole())
+            axes.yaxis.set_major_locator(_integer_ticks())
         words = [] if clusters is None else [f"{clusters:g} cluster" + ("s" if clusters != 1 else "")]
         place: tuple[float, float] | None = None
         if chosen is not None:
@@ -227,7 +231,7 @@ def threshold_curve(
     return draw
 
 
-TIERS = {"client_lps": "clients – local server", "lps_gps": "local – global server"}
+TIER_NAMES = {"client_lps": "clients – local server", "lps_gps": "local – global server"}
 
 
 def communication(ledger: pd.DataFrame) -> Draw:
@@ -242,20 +246,20 @@ def communication(ledger: pd.DataFrame) -> Draw:
             # Up and down are often equal, so a thin line is drawn over a broad one.
             for direction, look in (("down", {"linewidth": 5, "alpha": 0.3}), ("up", {"linewidth": 1.5})):
                 part = sums[(sums["tier"] == tier) & (sums["direction"] == direction)]
-                label = f"{TIERS.get(tier, tier)}, {direction}"
+                label = f"{TIER_NAMES.get(tier, tier)}, {direction}"
                 if len(part):
-                    marks = _dots(part) if direction == "up" else {}
+                    marks = _marker_style(part) if direction == "up" else {}
                     axes.plot(
                         part["round"] + 1, part["bytes"] / scale, color=colour, label=label, **look, **marks
                     )
         axes.set_ylim(bottom=0)
         _legend_below(axes)
-        _over_rounds(axes, f"{unit} a round")
+        _label_axes(axes, f"{unit} a round")
 
     return draw
 
 
-def _hollow(axes: Any, evaluated: pd.DataFrame, column: str, colour: str, label: str = "") -> None:
+def _draw_estimates(axes: Any, evaluated: pd.DataFrame, column: str, colour: str, label: str = "") -> None:
     """Hollow points for estimates from a few clients."""
     if "estimated_from" not in evaluated or not evaluated["estimated_from"].notna().any():
         return
@@ -265,12 +269,12 @@ def _hollow(axes: Any, evaluated: pd.DataFrame, column: str, colour: str, label:
     axes.plot(estimates["round"], estimates[column], "o", color=colour, label=label or "_", **look)
 
 
-def _dots(points: Any) -> dict[str, Any]:
+def _marker_style(points: Any) -> dict[str, Any]:
     """Markers when there are so few points that a line alone would hide them."""
     return {"marker": "o", "markersize": 3.5} if len(points) <= 25 else {}
 
 
-def _whole() -> MaxNLocator:
+def _integer_ticks() -> MaxNLocator:
     """A few ticks at integers."""
     return MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10])
 
@@ -281,7 +285,7 @@ def _legend_below(axes: Any) -> None:
     axes.figure.legend(handles, labels, loc="outside lower left", ncols=columns)
 
 
-def _over_rounds(axes: Any, label: str) -> None:
+def _label_axes(axes: Any, label: str) -> None:
     axes.set_xlabel("round")
     axes.set_ylabel(label)
-    axes.xaxis.set_major_locator(_whole())
+    axes.xaxis.set_major_locator(_integer_ticks())

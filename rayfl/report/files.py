@@ -18,10 +18,10 @@ from rayfl.files import regular
 from rayfl.losses import LOSSES
 from rayfl.rundir import METRIC_COLUMNS
 
-_OTHER_TESTS = ("local_accuracy_mean", "validation_accuracy_mean", "common_accuracy_mean")
+_OPTIONAL_METRICS = ("local_accuracy_mean", "validation_accuracy_mean", "common_accuracy_mean")
 """Optional metrics of a round's evaluation."""
 
-_OF_CLIENTS = {
+_CLIENT_MEANS = {
     "accuracy_client_best": "accuracy_best",
     "finetuned_accuracy_mean": "accuracy_finetuned",
     "newcomers_accuracy_mean": "newcomers_accuracy",
@@ -96,10 +96,10 @@ class RunFiles:
                 missing.append(f"{name} ({_reason(error)})")
                 return pd.DataFrame()
 
-        def newer(name: str) -> pd.DataFrame:
+        def optional_table(name: str) -> pd.DataFrame:
             return table(name) if (path / name).exists() else pd.DataFrame()
 
-        def later(name: str) -> dict[str, Any]:
+        def optional_mapping(name: str) -> dict[str, Any]:
             return mapping(name, text(name)) if (path / name).exists() else {}
 
         config_text = text("config.yaml")
@@ -109,13 +109,13 @@ class RunFiles:
             config_text=config_text,
             environment=mapping("environment.json", text("environment.json")),
             clusters=mapping("clusters.json", text("clusters.json")),
-            summary=later("summary.json"),
-            status=later("status.json"),
+            summary=optional_mapping("summary.json"),
+            status=optional_mapping("status.json"),
             rounds=table("rounds.csv"),
-            groups=newer("groups.csv"),
+            groups=optional_table("groups.csv"),
             clients=table("clients.csv"),
             communication=table("communication.csv"),
-            labels=newer("labels.csv"),
+            labels=optional_table("labels.csv"),
             missing=tuple(missing),
         )
 
@@ -164,7 +164,7 @@ class RunFiles:
         return bool(self.timeline) or ari is not None or several
 
     @property
-    def gone(self) -> NDArray[np.bool_]:
+    def absent_at_end(self) -> NDArray[np.bool_]:
         """Which clients are absent at the end ``(N,)``, because they have no training samples."""
         sizes = numbers(self.clients, "n")
         none = np.zeros(len(self.clients), bool)
@@ -176,7 +176,7 @@ class RunFiles:
         accuracies = numbers(self.clients, "newcomers_accuracy")
         return np.zeros(len(self.clients), bool) if accuracies is None else ~np.isnan(accuracies)
 
-    def absent(self, entry: Mapping[str, Any]) -> NDArray[np.bool_]:
+    def absent_at(self, entry: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Which clients had left by an entry of :attr:`timeline` ``(N,)``.
 
         Only the clients absent at the end are known: before the last event by which clients leave, no client
@@ -188,7 +188,7 @@ class RunFiles:
         since = max((int(e.get("round") or 0) for e in leaves), default=-1)
         round = entry.get("round")
         earlier = not isinstance(round, int) or round < since
-        return np.zeros(len(self.clients), bool) if earlier and leaves else self.gone
+        return np.zeros(len(self.clients), bool) if earlier and leaves else self.absent_at_end
 
     @property
     def timeline(self) -> list[dict[str, Any]]:
@@ -245,7 +245,7 @@ class RunFiles:
             "rounds": len(self.rounds) or None,
         }
         evaluated = self.evaluated()
-        for name in (*METRIC_COLUMNS, *_OTHER_TESTS, *(f"{measure}_mean" for measure in self.measures)):
+        for name in (*METRIC_COLUMNS, *_OPTIONAL_METRICS, *(f"{measure}_mean" for measure in self.measures)):
             row[name] = _number(evaluated[name].iloc[-1]) if name in evaluated and len(evaluated) else None
         row["last_round"] = row["accuracy_mean_max"] = row["max_round"] = None
         if len(evaluated):
@@ -255,7 +255,7 @@ class RunFiles:
             best = int(contenders["accuracy_mean"].argmax())
             row["accuracy_mean_max"] = _number(contenders["accuracy_mean"].iloc[best])
             row["max_round"] = int(contenders["round"].iloc[best])
-        for name, column in _OF_CLIENTS.items():
+        for name, column in _CLIENT_MEANS.items():
             values = numbers(self.clients, column)
             has_values = values is not None and not np.isnan(values).all()
             row[name] = float(np.nanmean(values)) if values is not None and has_values else None

@@ -48,7 +48,7 @@ MOST_ROUNDS = 1000
 """With more rounds than this, evenly spaced ones are drawn."""
 FEW_CLUSTERS = 8
 """With at most this many clusters the size chart is omitted."""
-TIERS = {"client_lps": ("clients", "local servers"), "lps_gps": ("local servers", "global server")}
+TIER_ENDS = {"client_lps": ("clients", "local servers"), "lps_gps": ("local servers", "global server")}
 
 ROUNDS = (
     Metric("round", "round", "number:0"),
@@ -117,7 +117,7 @@ def page_of(run: RunFiles) -> Page:
         subtitle=" · ".join(names),
         facts=_facts(run, headline),
         notes=[(run.unfinished, [])] if run.unfinished else [],
-        lead=_headline(run, headline),
+        lead=_results_table(run, headline),
         sections=[section for section in sections if section is not None],
         folded=[
             *([("Configuration", run.config_text)] if run.config_text else []),
@@ -176,7 +176,7 @@ def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]
     return [(name, value) for name, value in facts if value != UNKNOWN]
 
 
-def _headline(run: RunFiles, headline: Mapping[str, Value]) -> Table:
+def _results_table(run: RunFiles, headline: Mapping[str, Value]) -> Table:
     """The results: what was measured, on which clients, last and best."""
     last, estimate = "last evaluation", headline["estimated_from"] is not None
     if isinstance(headline["last_round"], int):
@@ -334,11 +334,11 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
         ("accuracy_var", "variance, %²", "number:2"),
         ("loss_mean", "test loss", "number:4"),
     ]
-    ids = last["id"].map(_id).tolist()
+    ids = last["id"].map(_id_text).tolist()
     table = Table(
         [
             Column(kind, ids),
-            *(Column(title, _column(last, c, 6), f) for c, title, f in columns),
+            *(Column(title, _rounded_column(last, c, 6), f) for c, title, f in columns),
         ],
         caption=f"accuracy by {name}",
     )
@@ -356,7 +356,7 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
             hollow = ""
             if "estimated_from" in rows and rows["estimated_from"].notna().any():
                 hollow, shown["estimated"] = "estimated", rows["estimated_from"].notna().tolist()
-            lines.append(Line(f"{kind} {_id(i)}", shown, hollow))
+            lines.append(Line(f"{kind} {_id_text(i)}", shown, hollow))
         choices = known(
             [
                 Metric("accuracy_mean", "test accuracy, mean (%)", "percent:1"),
@@ -411,7 +411,7 @@ def _client_columns(run: RunFiles) -> dict[str, list[Any]]:
         if column in ("best_round", "local_round"):
             values = np.where(values < 0, np.nan, values + 1)
         columns[column] = significant(values)
-    absent, results = run.gone.tolist(), tuple(f"{name}_last" for name in run.measures)
+    absent, results = run.absent_at_end.tolist(), tuple(f"{name}_last" for name in run.measures)
     for column in columns:
         if "accuracy" in column or column.startswith(("perplexity", "best", *results)):
             columns[column] = [None if left else v for v, left in zip(columns[column], absent, strict=True)]
@@ -435,7 +435,7 @@ def result_of_clients(runs: Sequence[RunFiles]) -> Metric | None:
 def results_of(run: RunFiles, metric: Metric) -> NDArray[np.float64] | None:
     """The results of the clients ``(N,)``, NaN for absent ones; None if no client has one."""
     results = numbers(run.clients, metric.column)
-    results = None if results is None else np.where(run.gone, np.nan, results)
+    results = None if results is None else np.where(run.absent_at_end, np.nan, results)
     return None if results is None or np.isnan(results).all() else results
 
 
@@ -451,8 +451,8 @@ def _clients(run: RunFiles, columns: Mapping[str, list[Any]]) -> Section | None:
         return None
     tested = int((~np.isnan(last)).sum())
     note = f"Last {_noun(metric)} of {tested:,} of {len(last):,} clients."
-    if run.gone.any():
-        note += f" Those that left ({int(run.gone.sum()):,}) are not shown."
+    if run.absent_at_end.any():
+        note += f" Those that left ({int(run.absent_at_end.sum()):,}) are not shown."
     late = run.newcomers & np.isnan(last)
     if late.any():
         note += f" Those that joined after the last round ({int(late.sum()):,}) are in the table only."
@@ -483,7 +483,7 @@ def _spread_of_clients(columns: Mapping[str, list[Any]], last: NDArray[np.float6
             continue
         labels = pd.Series(columns[column])
         largest = labels.value_counts().index[:MOST_BOXES]
-        groups = {_id(i): last[(labels == i).to_numpy()] for i in sorted(largest)}
+        groups = {_id_text(i): last[(labels == i).to_numpy()] for i in sorted(largest)}
         boxes = {i: values for i, values in groups.items() if not np.isnan(values).all()}
         if boxes and labels.nunique() < len(labels):
             alt = f"Box plots of client {noun} by {name}"
@@ -504,7 +504,7 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
     placement = maps.map_of(run, timeline) if columns else None
     if placement is None or placement.places.shape[1] != len(columns["client"]):
         return None
-    positions = _present(placement.places, timeline, run)
+    positions = _present_places(placement.places, timeline, run)
     moving = len(positions) > 1
     for t, places in enumerate(positions):
         for axis, values in zip("xy", places.T, strict=True):
@@ -558,11 +558,11 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
     return Section("Map of clients", note, charts, beside=len(charts) > 1)
 
 
-def _present(places: maps.Array, timeline: Sequence[maps.Step], run: RunFiles) -> maps.Array:
+def _present_places(places: maps.Array, timeline: Sequence[maps.Step], run: RunFiles) -> maps.Array:
     """The positions ``(T, N, 2)`` of the clients that are present at each step, NaN of the others; T = 1 if
     nothing changes.
     """
-    absent = np.array([step.labels < 0 for step in timeline] or [run.gone])
+    absent = np.array([step.labels < 0 for step in timeline] or [run.absent_at_end])
     if len(places) == 1 and (absent == absent[0]).all():
         absent = absent[:1]
     return np.where(absent[:, :, None], np.nan, places)
@@ -573,12 +573,12 @@ def _present(places: maps.Array, timeline: Sequence[maps.Step], run: RunFiles) -
 
 def _clusters(run: RunFiles) -> Section | None:
     """Sizes, results and planted groups of the last clustering, and how it was found."""
-    labels, metric = _labels(run), result_of_clients([run])
+    labels, metric = _last_clusters(run), result_of_clients([run])
     if labels is None or not run.clustered:
         return None
     clients = pd.DataFrame({"cluster": labels})
     results = None if metric is None else numbers(run.clients, metric.column)
-    for name, values in (("result", results), ("group", _groups(run))):
+    for name, values in (("result", results), ("group", _planted_groups(run))):
         if values is not None and len(values) == len(clients):
             clients[name] = np.asarray(values)
     if "name" in run.clients and len(run.clients) == len(clients):
@@ -586,7 +586,7 @@ def _clusters(run: RunFiles) -> Section | None:
     is_member = clients["cluster"].notna() & (clients["cluster"] >= 0)
     late = 0
     if len(run.clients) == len(clients):
-        is_member &= ~run.gone
+        is_member &= ~run.absent_at_end
         late = int((is_member & run.newcomers).sum())
         is_member &= ~run.newcomers
     clients = clients[is_member]
@@ -596,7 +596,7 @@ def _clusters(run: RunFiles) -> Section | None:
     cluster_ids = sizes.index
     note = "Members of the last clustering"
     columns = [
-        Column("cluster", [_id(i) for i in cluster_ids]),
+        Column("cluster", [_id_text(i) for i in cluster_ids]),
         Column("clients", sizes.tolist(), "number:0"),
     ]
     if metric is not None and "result" in clients:
@@ -610,11 +610,11 @@ def _clusters(run: RunFiles) -> Section | None:
             counts = crossed[group].tolist()
             shares = [n / of if n else None for n, of in zip(counts, sizes.tolist(), strict=True)]
             texts = [f"{n:,}" if n else "·" for n in counts]
-            columns.append(Column(f"group {_id(group)}", texts, order=counts, shares=shares))
+            columns.append(Column(f"group {_id_text(group)}", texts, order=counts, shares=shares))
         note += ", and how many members come from each planted group"
     if "name" in clients:
         named = clients.groupby("cluster")["name"].agg(list)
-        columns.append(Column("members", [_some(named[i]) for i in cluster_ids]))
+        columns.append(Column("members", [_some_names(named[i]) for i in cluster_ids]))
     tables = [Table(columns, caption="clusters")]
 
     timeline = run.timeline
@@ -633,7 +633,7 @@ def _clusters(run: RunFiles) -> Section | None:
     if len(sizes) > FEW_CLUSTERS:
         largest = sizes.sort_values(ascending=False, kind="stable").head(MOST_BOXES)
         which = "" if len(largest) == len(sizes) else f", the {MOST_BOXES} largest"
-        names = [_id(i) for i in largest.index]
+        names = [_id_text(i) for i in largest.index]
         charts.append(
             bars(names, largest.tolist(), "clients", f"Sizes of {len(sizes)} clusters{which}", "number:0")
         )
@@ -675,7 +675,7 @@ def _communication(run: RunFiles) -> Section | None:
         return None
     rows, links = [], Counter[tuple[str, str]]()
     for (tier, kind), transfers in ledger.groupby(["tier", "kind"]):
-        low, high = TIERS.get(str(tier), (str(tier), f"{tier} (above)"))
+        low, high = TIER_ENDS.get(str(tier), (str(tier), f"{tier} (above)"))
         amounts = [int(transfers.loc[transfers["direction"] == way, "bytes"].sum()) for way in ("up", "down")]
         rows.append([f"{low} – {high}", str(kind), *amounts])
         up, down = ("clients", "servers") if len(set(ledger["tier"])) == 1 else (low, high)
@@ -692,7 +692,7 @@ def _communication(run: RunFiles) -> Section | None:
     if not ledger["bytes"].sum():
         return Section("Communication", "Nothing was sent.")
     charts = []
-    lines = _traffic(ledger)
+    lines = _traffic_lines(ledger)
     if lines:
         metric = Metric("bytes", "bytes a round", "size")
         total = Metric("total", "bytes so far", "size")
@@ -706,7 +706,7 @@ def _communication(run: RunFiles) -> Section | None:
     return Section("Communication", note, charts, [table], beside=True)
 
 
-def _traffic(ledger: pd.DataFrame) -> list[Line]:
+def _traffic_lines(ledger: pd.DataFrame) -> list[Line]:
     """Bytes of each round, by tier and direction."""
     during = ledger[ledger["round"] >= 0]
     rounds = np.sort(during["round"].unique())
@@ -714,7 +714,7 @@ def _traffic(ledger: pd.DataFrame) -> list[Line]:
     indices = spaced(len(rounds), MOST_ROUNDS)
     for (tier, way), part in during.groupby(["tier", "direction"]):
         sums = part.groupby("round")["bytes"].sum().reindex(rounds, fill_value=0)
-        low, high = TIERS.get(str(tier), (str(tier), str(tier)))
+        low, high = TIER_ENDS.get(str(tier), (str(tier), str(tier)))
         all_rounds = {"round": rounds + 1, "bytes": sums.to_numpy(), "total": sums.cumsum().to_numpy()}
         columns = {name: values[indices].tolist() for name, values in all_rounds.items()}
         lines.append(Line(f"{low} to {high}" if way == "up" else f"{high} to {low}", columns))
@@ -724,12 +724,12 @@ def _traffic(ledger: pd.DataFrame) -> list[Line]:
 # --- small ----------------------------------------------------------------------------------------------
 
 
-def _column(frame: pd.DataFrame, column: str, digits: int) -> list[Any]:
+def _rounded_column(frame: pd.DataFrame, column: str, digits: int) -> list[Any]:
     values = numbers(frame, column)
     return [None] * len(frame) if values is None else rounded(values, digits)
 
 
-def _labels(run: RunFiles) -> pd.Series[Any] | None:
+def _last_clusters(run: RunFiles) -> pd.Series[Any] | None:
     """The cluster of each client at the end: from the timeline, else from the table of clients."""
     for entry in reversed(run.timeline):
         if entry.get("labels"):
@@ -737,20 +737,20 @@ def _labels(run: RunFiles) -> pd.Series[Any] | None:
     return run.clients["cluster"] if numbers(run.clients, "cluster") is not None else None
 
 
-def _groups(run: RunFiles) -> pd.Series[Any] | None:
+def _planted_groups(run: RunFiles) -> pd.Series[Any] | None:
     """The planted group of each client, if there is one."""
     if run.clusters.get("groups"):
         return pd.Series(run.clusters["groups"])
     return run.clients["group"] if numbers(run.clients, "group") is not None else None
 
 
-def _some(names: list[str]) -> str:
+def _some_names(names: list[str]) -> str:
     """The first names, and how many more there are."""
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _id(value: object) -> str:
+def _id_text(value: object) -> str:
     """A cluster or group as users name it; tables with gaps store integers as floats."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -67,14 +67,14 @@ def spread(places: Array) -> Array:
     return positions
 
 
-def aligned(places: Array, to: Array) -> Array:
+def aligned(places: Array, target: Array) -> Array:
     """Rotate, mirror, shift and scale positions ``(N, 2)`` to be as close as possible to others of the same
     clients ``(N, 2)``.
     """
-    both = np.isfinite(places).all(axis=1) & np.isfinite(to).all(axis=1)
+    both = np.isfinite(places).all(axis=1) & np.isfinite(target).all(axis=1)
     if both.sum() < 2:
         return places
-    a, b = places[both], to[both]
+    a, b = places[both], target[both]
     u, sizes, v = np.linalg.svd((a - a.mean(axis=0)).T @ (b - b.mean(axis=0)))
     scale = sizes.sum() / (((a - a.mean(axis=0)) ** 2).sum() or 1.0)
     return np.asarray((places - a.mean(axis=0)) @ u @ v * scale + b.mean(axis=0))
@@ -124,13 +124,13 @@ def steps_of(run: RunFiles) -> list[Step]:
         method: MapMethod = "umap" if places is not None and entry["map"].get("by") == "umap" else "mds"
         clusters = np.asarray(labels, np.int64)
         if count == len(run.clients):
-            clusters = np.where(run.absent(entry), -1, clusters)
+            clusters = np.where(run.absent_at(entry), -1, clusters)
         step = Step(when(entry) + (f" ({who(entry)})" if who(entry) else ""), clusters, places, method)
         if not steps or places is not None or not np.array_equal(steps[-1].labels, step.labels):
             steps.append(step)
     last = numbers(run.clients, "cluster")
     if not steps and last is not None:
-        clusters = np.where(run.gone | np.isnan(last), -1, last).astype(np.int64)
+        clusters = np.where(run.absent_at_end | np.isnan(last), -1, last).astype(np.int64)
         steps.append(Step("at the end", clusters))
     moving = sum(step.places is not None for step in steps) > 1
     moving = moving or any(((step.labels < 0) != (steps[0].labels < 0)).any() for step in steps)
@@ -139,10 +139,14 @@ def steps_of(run: RunFiles) -> list[Step]:
     return [steps[i] for i in chosen]
 
 
-def _places(entry: Any, count: int) -> Array | None:
-    if not isinstance(entry, dict) or len(entry.get("x", ())) != count or len(entry.get("y", ())) != count:
+def _places(saved_map: Any, count: int) -> Array | None:
+    if (
+        not isinstance(saved_map, dict)
+        or len(saved_map.get("x", ())) != count
+        or len(saved_map.get("y", ())) != count
+    ):
         return None
-    return np.array([entry["x"], entry["y"]], dtype=np.float64).T
+    return np.array([saved_map["x"], saved_map["y"]], dtype=np.float64).T
 
 
 def when(entry: Mapping[str, Any]) -> str:
@@ -183,7 +187,7 @@ def map_of(run: RunFiles, steps: Sequence[Step]) -> Map | None:
         still = all(places is positions[0] for places in positions)
         all_places = np.array([spread(places) for places in (positions[:1] if still else positions)])
         return Map(all_places, f"distances between signatures, by {METHODS[method]}")
-    shares = _shares(run)
+    shares = _label_shares(run)
     if shares is not None:
         return Map(
             spread(principal(np.sqrt(shares)))[None],
@@ -233,7 +237,7 @@ def together(labels: Sequence[Labels]) -> Array | None:
     return spread(classical(squareform(pdist(kinds, "hamming")))[which.ravel()])
 
 
-def _shares(run: RunFiles) -> Array | None:
+def _label_shares(run: RunFiles) -> Array | None:
     """The share of each label among a client's training samples ``(N, C)``."""
     names = [name for name in run.labels.columns if name.startswith("class_")]
     if len(run.labels) != len(run.clients) or len(names) < 2:

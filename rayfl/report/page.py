@@ -249,7 +249,7 @@ def rounded(values: Any, digits: int) -> list[Any]:
     """Numbers rounded to the ``digits`` decimals that are shown; whole ones as integers, None for NaN and
     infinity.
     """
-    return [_short(v) for v in np.round(np.asarray(values, np.float64), digits).tolist()]
+    return [_json_number(v) for v in np.round(np.asarray(values, np.float64), digits).tolist()]
 
 
 def significant(values: Any, digits: int = DIGITS) -> list[Any]:
@@ -262,10 +262,10 @@ def significant(values: Any, digits: int = DIGITS) -> list[Any]:
     array[usual] = np.round(array[usual] * scale) / scale
     rare = ~usual & np.isfinite(array) & (array != np.floor(array))
     array[rare] = [float(f"{v:.{digits}g}") for v in array[rare].tolist()]
-    return [_short(v) for v in array.tolist()]
+    return [_json_number(v) for v in array.tolist()]
 
 
-def _short(value: float) -> float | None:
+def _json_number(value: float) -> float | None:
     """As JSON has it: None for NaN and infinity, whole numbers as integers."""
     if not math.isfinite(value):
         return None
@@ -283,13 +283,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return plain(value.item())
     if isinstance(value, float):
-        return (
-            None
-            if not math.isfinite(value)
-            else int(value)
-            if value.is_integer() and abs(value) < 1e15
-            else value
-        )
+        return _json_number(value)
     return value
 
 
@@ -315,7 +309,7 @@ class _Writer:
             anchor=_anchor,
             style=Markup(_asset("page.css")),
             scripts=[Markup(_asset(name)) for name in ("vendor/echarts.min.js", "page.js")],
-            values=self._values,
+            values=self._data_json,
         )
         return body
 
@@ -325,7 +319,7 @@ class _Writer:
 
     def _table(self, table: Table) -> dict[str, Any]:
         """What the template needs of a table; the cells of long tables are part of the page's data."""
-        columns = [self._values_of(column) for column in table.columns]
+        columns = [self._column_values(column) for column in table.columns]
         count = len(columns[0]) if columns else 0
         long = count > STATIC_ROWS
         keys = [None if c.order is None else c.order for c in table.columns]
@@ -357,11 +351,11 @@ class _Writer:
             "count": count,
         }
 
-    def _values_of(self, column: Column) -> Sequence[Any]:
+    def _column_values(self, column: Column) -> Sequence[Any]:
         where = column.values
         return self.page.data[where.table][where.column] if isinstance(where, Data) else where
 
-    def _values(self) -> Markup:
+    def _data_json(self) -> Markup:
         """All data of the page as JSON that is safe within HTML."""
         content = {"data": self.page.data, "charts": self.charts, "tables": self.tables}
         text = json.dumps(plain(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False)

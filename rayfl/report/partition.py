@@ -87,7 +87,7 @@ class View:
     Attributes:
         config: the config.
         stage: the present clients and their samples.
-        number, of: which of how many stages, from 1.
+        number, stage_count: which of how many stages, from 1.
         clients: one row per present client (:func:`rayfl.data.describe`).
         compared: ids of the clients between which distances were measured ``(m,)``, ascending.
         measured: one entry per measure.
@@ -96,7 +96,7 @@ class View:
     config: Config
     stage: Stage
     number: int
-    of: int
+    stage_count: int
     clients: pd.DataFrame
     compared: NDArray[np.int64]
     measured: tuple[Measured, ...]
@@ -125,9 +125,9 @@ class View:
         """The heading: which stage is shown."""
         config = self.config
         text = f"{config.partition.name} partition of {self.federation.samples.name}, seed {config.seed}"
-        if self.of == 1:
+        if self.stage_count == 1:
             return text
-        return f"{text}, stage {self.number} of {self.of} " + (
+        return f"{text}, stage {self.number} of {self.stage_count} " + (
             "(at first)" if self.number == 1 else f"(after {self.stage.round} rounds: {self._changes()})"
         )
 
@@ -149,14 +149,14 @@ class View:
             "partition": self.config.partition.model_dump(mode="json"),
             "seed": self.config.seed,
             "stage": self.number,
-            "stages": self.of,
+            "stages": self.stage_count,
             "after_rounds": stage.round,
             "joined": stage.joined.tolist(),
             "left": stage.left.tolist(),
             "drifted": stage.drifted.tolist(),
             "clients": len(self.present),
             "classes": samples.classes,
-            "unused_samples": len(samples.y_train) - len(np.unique(_plain(self.federation))),
+            "unused_samples": len(samples.y_train) - len(np.unique(_held_samples(self.federation))),
             "sizes": {name: _spread(self.clients[name]) for name in ("n", "validation", "test")},
             "labels_per_client": _spread((self.counts > 0).sum(axis=1)),
             "groups": None if groups is None else len(np.unique(groups)),
@@ -242,7 +242,7 @@ def _measure(federation: Federation, compared: NDArray[np.int64], measure: Measu
         return Measured(measure, refused=str(error))
 
 
-def _plain(federation: Federation) -> NDArray[np.integer]:
+def _held_samples(federation: Federation) -> NDArray[np.integer]:
     """The training samples that clients hold, validation included."""
     held = np.concatenate([federation.train.values, federation.validation.values])
     return np.asarray(held % len(federation.samples.y_train))
@@ -256,20 +256,22 @@ def _spread(values: Any) -> dict[str, float]:
 # --- on the screen --------------------------------------------------------------------------------------
 
 
-def show(found: View, console: Console) -> None:
+def show(view: View, console: Console) -> None:
     """Print the partition: facts, groups, clients and classes, distances."""
-    summary = found.summary()
-    console.print(found.heading(), style="bold", highlight=False, markup=False, soft_wrap=True)
+    summary = view.summary()
+    console.print(view.heading(), style="bold", highlight=False, markup=False, soft_wrap=True)
     for line in _facts(summary):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
-    if found.planted is not None:
-        console.print(_group_table(found))
-    console.print(_client_table(found))
-    console.print(_distance_table(found))
-    for reason in dict.fromkeys(part.refused for part in found.measured if part.refused):
+    if view.planted is not None:
+        console.print(_group_table(view))
+    console.print(_client_table(view))
+    console.print(_distance_table(view))
+    for reason in dict.fromkeys(part.refused for part in view.measured if part.refused):
         console.print(f"not defined here: {reason}", highlight=False, markup=False, soft_wrap=True)
-    pairs = len(found.compared) * (len(found.compared) - 1) // 2
-    console.print(f"{_compared(found)}: {pairs:,} pairs", highlight=False, markup=False, soft_wrap=True)
+    pairs = len(view.compared) * (len(view.compared) - 1) // 2
+    console.print(
+        f"{_compared_clients(view)}: {pairs:,} pairs", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def _facts(summary: dict[str, Any]) -> list[str]:
@@ -288,26 +290,26 @@ def _facts(summary: dict[str, Any]) -> list[str]:
     ]
 
 
-def _group_table(found: View) -> Table:
+def _group_table(view: View) -> Table:
     table = _table("planted groups")
     for name in ("group", "clients", "samples"):
         table.add_column(name, justify="right")
     table.add_column("main labels")
-    for row in found.groups()[:SHOWN_CLIENTS]:
+    for row in view.groups()[:SHOWN_CLIENTS]:
         labels = row["labels"]
         text = ", ".join(map(str, labels[:20])) + (f", ... ({len(labels)})" if len(labels) > 20 else "")
         table.add_row(str(row["group"]), f"{row['clients']:,}", f"{row['samples']:,}", text)
-    if len(found.groups()) > SHOWN_CLIENTS:
-        table.caption = f"the first {SHOWN_CLIENTS} of {len(found.groups())} groups"
+    if len(view.groups()) > SHOWN_CLIENTS:
+        table.caption = f"the first {SHOWN_CLIENTS} of {len(view.groups())} groups"
     return table
 
 
-def _client_table(found: View) -> Table:
-    counts, ids, groups = found.counts, found.present, found.planted
+def _client_table(view: View) -> Table:
+    counts, ids, groups = view.counts, view.present, view.planted
     clients = len(ids)
     few = counts.shape[1] <= SHOWN_CLASSES
     table = _table("training samples by client" + (" and class" if few else ""))
-    names = found.federation.names
+    names = view.federation.names
     table.add_column("client", justify="right")
     if names is not None:
         table.add_column("name")
@@ -336,14 +338,14 @@ def _client_table(found: View) -> Table:
     return table
 
 
-def _distance_table(found: View) -> Table:
+def _distance_table(view: View) -> Table:
     table = _table("average distance between two clients")
     table.add_column("measure")
-    grouped = found.planted is not None
+    grouped = view.planted is not None
     for name in ("all pairs", *(("same group", "other group") if grouped else ())):
         table.add_column(name, justify="right")
     table.add_column("")
-    for part in found.measured:
+    for part in view.measured:
         note = part.measure.unit or ("1: alike" if part.measure.similarity else "")
         if part.average is None:
             blanks = [UNKNOWN] * (3 if grouped else 1)
@@ -354,10 +356,10 @@ def _distance_table(found: View) -> Table:
     return table
 
 
-def _compared(found: View) -> str:
-    if len(found.compared) == len(found.present):
-        return f"all {len(found.present):,} clients"
-    return f"{len(found.compared):,} clients drawn from {len(found.present):,}"
+def _compared_clients(view: View) -> str:
+    if len(view.compared) == len(view.present):
+        return f"all {len(view.present):,} clients"
+    return f"{len(view.compared):,} clients drawn from {len(view.present):,}"
 
 
 def _table(title: str) -> Table:
@@ -367,7 +369,7 @@ def _table(title: str) -> Table:
 # --- in files -------------------------------------------------------------------------------------------
 
 
-def write(found: View, folder: Path) -> list[Path]:
+def write(view: View, folder: Path) -> list[Path]:
     """Write ``index.html``, ``partition.json``, ``clients.csv``, ``distances.csv`` and two pictures.
 
     Returns:
@@ -379,15 +381,15 @@ def write(found: View, folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / "partition.json", folder / "clients.csv", folder / "classes.png"]
-        files[0].write_text(json.dumps(found.summary(), indent=1) + "\n", encoding="utf-8")
-        found.clients.to_csv(files[1])
-        _draw_classes(found, files[2])
-        if any(part.values is not None for part in found.measured):
+        files[0].write_text(json.dumps(view.summary(), indent=1) + "\n", encoding="utf-8")
+        view.clients.to_csv(files[1])
+        _draw_classes(view, files[2])
+        if any(part.values is not None for part in view.measured):
             files += [folder / "distances.csv", folder / "distances.png"]
-            _pairs(found).to_csv(files[3], index=False)
-            _draw_distances(found, files[4])
+            _pairs(view).to_csv(files[3], index=False)
+            _draw_distances(view, files[4])
         files.append(folder / "index.html")
-        files[-1].write_text(render(page_of(found)), encoding="utf-8")
+        files[-1].write_text(render(page_of(view)), encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             "--out", f"{folder} cannot be written ({error.strerror or error})", "name another folder"
@@ -395,20 +397,20 @@ def write(found: View, folder: Path) -> list[Path]:
     return files
 
 
-def page_of(found: View) -> Page:
+def page_of(view: View) -> Page:
     """The page about a partition."""
-    clients = _client_columns(found)
+    clients = _client_columns(view)
     return Page(
-        found.heading(),
-        f"{_facts(found.summary())[0]}; nothing was trained",
-        facts=_few_facts(found.summary()),
+        view.heading(),
+        f"{_facts(view.summary())[0]}; nothing was trained",
+        facts=_few_facts(view.summary()),
         sections=[
-            _labels_section(found),
-            *([_groups_section(found)] if found.planted is not None else []),
-            _sizes_section(found, clients),
-            *_map_section(found, clients),
-            _distances_section(found),
-            _clients_section(found, clients),
+            _labels_section(view),
+            *([_groups_section(view)] if view.planted is not None else []),
+            _sizes_section(view, clients),
+            *_map_section(view, clients),
+            _distances_section(view),
+            _clients_section(view, clients),
         ],
         data={"clients": clients},
     )
@@ -431,19 +433,19 @@ def _few_facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _client_names(found: View) -> list[str]:
-    names = found.federation.names
-    return [str(i if names is None else names[i]) for i in found.present.tolist()]
+def _client_names(view: View) -> list[str]:
+    names = view.federation.names
+    return [str(i if names is None else names[i]) for i in view.present.tolist()]
 
 
-def _client_columns(found: View) -> dict[str, list[Any]]:
+def _client_columns(view: View) -> dict[str, list[Any]]:
     """The columns of the page about the present clients."""
-    counts = found.counts
+    counts = view.counts
     frequent = np.argsort(-counts, axis=1, kind="stable")[:, :3]
-    columns: dict[str, list[Any]] = {"client": _client_names(found)}
-    columns |= {name: found.clients[name].tolist() for name in ("n", "validation", "test")}
-    if found.planted is not None:
-        columns["group"] = found.planted.tolist()
+    columns: dict[str, list[Any]] = {"client": _client_names(view)}
+    columns |= {name: view.clients[name].tolist() for name in ("n", "validation", "test")}
+    if view.planted is not None:
+        columns["group"] = view.planted.tolist()
     columns["labels"] = (counts > 0).sum(axis=1).tolist()
     columns["main label"] = frequent[:, 0].tolist()
     if counts.shape[1] <= SHOWN_CLASSES:
@@ -456,18 +458,18 @@ def _client_columns(found: View) -> dict[str, list[Any]]:
     return columns
 
 
-def _labels_section(found: View) -> Section:
-    counts = found.counts
+def _labels_section(view: View) -> Section:
+    counts = view.counts
     order: NDArray[np.integer] = np.arange(len(counts))
-    if found.planted is not None:
-        order = np.argsort(found.planted, kind="stable")
+    if view.planted is not None:
+        order = np.argsort(view.planted, kind="stable")
     drawn = order[spaced(len(order))]
     classes = spaced(counts.shape[1])
-    names = _client_names(found)
+    names = _client_names(view)
     shares = 100 * counts[drawn] / counts[drawn].sum(axis=1, keepdims=True)
     label = "share of the client's training samples (%)"
     note = "Which labels the clients have (after permutations); dark: many."
-    note += " Clients are in the order of their planted groups." if found.planted is not None else ""
+    note += " Clients are in the order of their planted groups." if view.planted is not None else ""
     if len(drawn) < len(order):
         note += f" {len(drawn)} of {len(order):,} clients, evenly spaced."
     if len(classes) < counts.shape[1]:
@@ -477,8 +479,8 @@ def _labels_section(found: View) -> Section:
     return Section("Labels", note, [chart])
 
 
-def _groups_section(found: View) -> Section:
-    rows = found.groups()
+def _groups_section(view: View) -> Section:
+    rows = view.groups()
     texts = [", ".join(map(str, row["labels"][:20])) + ", ..." * (len(row["labels"]) > 20) for row in rows]
     columns = [
         Column("group", [row["group"] for row in rows], "number:0"),
@@ -490,21 +492,21 @@ def _groups_section(found: View) -> Section:
     return Section("Planted groups", note, tables=[PageTable(columns, caption="planted groups")])
 
 
-def _sizes_section(found: View, clients: dict[str, list[Any]]) -> Section:
+def _sizes_section(view: View, clients: dict[str, list[Any]]) -> Section:
     sizes = np.asarray(clients["n"])
     what = "training samples of the client"
     alt = f"Histogram of {what}, {sizes.min():,} to {sizes.max():,}"
     charts = {"all clients": histogram(sizes, what, alt, whole_edges(sizes), "number:0")}
-    groups = found.planted
+    groups = view.planted
     if groups is not None and 1 < len(np.unique(groups)) <= DRAWN_GROUPS:
         members = {str(group): sizes[groups == group] for group in np.unique(groups).tolist()}
         charts["by planted group"] = box(members, what, f"Box plots of {what} by planted group", "number:0")
     return Section("Sizes", "", [alternatives("sizes of", charts)])
 
 
-def _map_section(found: View, clients: dict[str, list[Any]]) -> list[Section]:
+def _map_section(view: View, clients: dict[str, list[Any]]) -> list[Section]:
     """A map of clients by their shares of labels; adds their positions to the columns of the clients."""
-    counts = found.counts
+    counts = view.counts
     shares = np.sqrt(counts / counts.sum(axis=1, keepdims=True))
     if not np.ptp(shares, axis=0).max() > 0:
         return []
@@ -527,9 +529,9 @@ def _map_section(found: View, clients: dict[str, list[Any]]) -> list[Section]:
     return [Section("Map of clients", note, [client_map(points, colours, (), f"Map of {count:,} clients")])]
 
 
-def _distances_section(found: View) -> Section:
+def _distances_section(view: View) -> Section:
     """Averages of all measures, and the matrices of those that are defined."""
-    grouped, parts = found.planted is not None, found.measured
+    grouped, parts = view.planted is not None, view.measured
     averages = [part.average for part in parts]
     columns = [
         Column("measure", [part.measure.name for part in parts]),
@@ -544,14 +546,14 @@ def _distances_section(found: View) -> Section:
     if any(part.refused for part in parts):
         columns.append(Column("", [f"not defined: {part.refused}" if part.refused else "" for part in parts]))
     tables = [PageTable(columns, caption="average distance between two clients", wrap=True)]
-    drawn = {part.measure.name: _matrix(found, part) for part in parts if part.values is not None}
-    note = f"Between two clients, {_compared(found)}."
+    drawn = {part.measure.name: _matrix(view, part) for part in parts if part.values is not None}
+    note = f"Between two clients, {_compared_clients(view)}."
     if drawn:
         note += " In a matrix they are in the order of its dendrogram (average linkage); dark: similar."
     return Section("Distances", note, [alternatives("measure", drawn)] if drawn else (), tables)
 
 
-def _matrix(found: View, part: Measured) -> Chart:
+def _matrix(view: View, part: Measured) -> Chart:
     measure, values = part.measure, part.values
     assert values is not None
     distances = values.max() - values if measure.similarity else values
@@ -562,8 +564,8 @@ def _matrix(found: View, part: Measured) -> Chart:
         else np.arange(len(values))
     )
     drawn = order[spaced(len(order))]
-    names = found.federation.names
-    ids = [str(i if names is None else names[i]) for i in found.compared[drawn].tolist()]
+    names = view.federation.names
+    ids = [str(i if names is None else names[i]) for i in view.compared[drawn].tolist()]
     label = f"{measure.name} ({measure.unit})" if measure.unit else measure.name
     alt = f"Matrix of {label} between {len(drawn)} clients, alike is dark"
     return heatmap(
@@ -571,7 +573,7 @@ def _matrix(found: View, part: Measured) -> Chart:
     )
 
 
-def _clients_section(found: View, clients: dict[str, list[Any]]) -> Section:
+def _clients_section(view: View, clients: dict[str, list[Any]]) -> Section:
     titles = {"n": "training", "group": "planted group"}
     columns = [
         Column(
@@ -589,17 +591,17 @@ def _clients_section(found: View, clients: dict[str, list[Any]]) -> Section:
     return Section("Clients", note, tables=[PageTable(columns, caption="clients", filter=True)])
 
 
-def _pairs(found: View) -> pd.DataFrame:
+def _pairs(view: View) -> pd.DataFrame:
     """One row per pair of compared clients, one column per measure."""
-    i, j = np.triu_indices(len(found.compared), 1)
-    columns = {part.measure.name: part.values[i, j] for part in found.measured if part.values is not None}
-    first, second, names = found.compared[i], found.compared[j], found.federation.names
+    i, j = np.triu_indices(len(view.compared), 1)
+    columns = {part.measure.name: part.values[i, j] for part in view.measured if part.values is not None}
+    first, second, names = view.compared[i], view.compared[j], view.federation.names
     name_columns = {} if names is None else {"name": names[first], "other_name": names[second]}
     return pd.DataFrame({"client": first, "other": second, **name_columns, **columns})
 
 
-def _draw_classes(found: View, path: Path) -> None:
-    counts = found.counts
+def _draw_classes(view: View, path: Path) -> None:
+    counts = view.counts
     clients, classes = counts.shape
     rows = np.linspace(0, clients - 1, min(clients, DRAWN_CLIENTS)).astype(np.intp)
     figure = Figure(figsize=(min(4 + 0.3 * classes, 12), min(2 + 0.08 * len(rows), 8)), layout="constrained")
@@ -608,24 +610,24 @@ def _draw_classes(found: View, path: Path) -> None:
     image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest",
                         extent=(-0.5, classes - 0.5, clients - 0.5, -0.5))  # fmt: skip
     axes.set_xlabel("class")
-    what = "client" if clients == found.federation.clients else f"the {clients:,} present clients"
+    what = "client" if clients == view.federation.clients else f"the {clients:,} present clients"
     axes.set_ylabel(what if len(rows) == clients else f"{what} ({len(rows):,} of {clients:,} drawn)")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if classes <= 30:
         axes.set_xticks(range(classes))
-    for edge in _group_edges(found.planted):
+    for edge in _group_edges(view.planted):
         axes.axhline(edge - 0.5, color="#D55E00", linewidth=0.8)
     figure.colorbar(image, label="share of the client's training samples")
-    axes.set_title(found.heading().replace(", stage", "\nstage"), fontsize=10)
+    axes.set_title(view.heading().replace(", stage", "\nstage"), fontsize=10)
     _save(figure, path)
 
 
-def _draw_distances(found: View, path: Path) -> None:
-    parts = [(part.measure, part.values) for part in found.measured if part.values is not None]
+def _draw_distances(view: View, path: Path) -> None:
+    parts = [(part.measure, part.values) for part in view.measured if part.values is not None]
     columns = min(3, len(parts))
     rows = -(-len(parts) // columns)
     figure = Figure(figsize=(3.6 * columns + 0.4, 3.2 * rows + 0.5), layout="constrained")
-    groups = None if found.federation.groups is None else found.federation.groups[found.compared]
+    groups = None if view.federation.groups is None else view.federation.groups[view.compared]
     for place, (measure, values) in enumerate(parts):
         axes = figure.add_subplot(rows, columns, place + 1)
         colours = "viridis_r" if measure.similarity else "viridis"
@@ -637,7 +639,7 @@ def _draw_distances(found: View, path: Path) -> None:
         for edge in _group_edges(groups):
             axes.axhline(edge - 0.5, color="#D55E00", linewidth=0.8)
             axes.axvline(edge - 0.5, color="#D55E00", linewidth=0.8)
-    figure.suptitle(f"{found.heading()}: {_compared(found)}, dark: alike", fontsize=10)
+    figure.suptitle(f"{view.heading()}: {_compared_clients(view)}, dark: alike", fontsize=10)
     _save(figure, path)
 
 

@@ -26,20 +26,22 @@ class Plots:
     def accuracy(self) -> Picture:
         """Mean accuracy over rounds, in a band from the worst to the best 10 % of clients."""
         evaluated = self._run.evaluated()
-        self._need(not evaluated.empty, "evaluation")
-        return picture(figures.accuracy_over_rounds(_from_one(evaluated)))
+        self._require(not evaluated.empty, "evaluation")
+        return picture(figures.accuracy_over_rounds(_rounds_from_one(evaluated)))
 
     def loss(self) -> Picture:
         """Training loss of the participants and test loss of all clients over rounds."""
-        self._need("round" in self._run.rounds, "round")
+        self._require("round" in self._run.rounds, "round")
         rounds = self._run.rounds.apply(pd.to_numeric, errors="coerce")
-        return picture(figures.loss_over_rounds(_from_one(rounds), _from_one(self._run.evaluated())))
+        return picture(
+            figures.loss_over_rounds(_rounds_from_one(rounds), _rounds_from_one(self._run.evaluated()))
+        )
 
     def clients(self) -> Picture:
         """Histogram of the clients' accuracies."""
         last = numbers(self._run.clients, "accuracy_last")
         if last is None:
-            raise self._lacks("accuracy of clients")
+            raise self._missing_error("accuracy of clients")
         return picture(figures.accuracy_histogram(last), height=2.8)
 
     def clusters(self) -> Picture:
@@ -47,7 +49,7 @@ class Plots:
         steps = maps.steps_of(self._run)
         client_map = maps.map_of(self._run, steps)
         if client_map is None or not steps:
-            raise self._lacks("clusters")
+            raise self._missing_error("clusters")
         return picture(
             figures.map_of_clients(client_map.places[-1], steps[-1].labels, client_map.meaning), height=5
         )
@@ -55,7 +57,7 @@ class Plots:
     def communication(self) -> Picture:
         """Bytes of each round by tier and direction."""
         ledger = self._run.communication
-        self._need("round" in ledger and bool((ledger["round"] >= 0).any()), "traffic")
+        self._require("round" in ledger and bool((ledger["round"] >= 0).any()), "traffic")
         return picture(figures.communication(ledger))
 
     def threshold(self) -> Picture:
@@ -67,16 +69,16 @@ class Plots:
                 candidates = (entry.get("threshold"), self._run.setting("clustering.threshold"))
                 chosen = next((float(v) for v in candidates if isinstance(v, (int, float))), None)
                 return picture(figures.threshold_curve(x, y, chosen, entry.get("n_clusters")), height=2.8)
-        raise self._lacks("clustering with a threshold")
+        raise self._missing_error("clustering with a threshold")
 
-    def _need(self, there: bool, what: str) -> None:
-        if not there:
-            raise self._lacks(what)
+    def _require(self, available: bool, what: str) -> None:
+        if not available:
+            raise self._missing_error(what)
 
-    def _lacks(self, what: str) -> RayflError:
+    def _missing_error(self, what: str) -> RayflError:
         return RayflError(f"{self._run.path}: the run has no {what} to draw")
 
 
-def _from_one(frame: pd.DataFrame) -> pd.DataFrame:
+def _rounds_from_one(frame: pd.DataFrame) -> pd.DataFrame:
     """Count rounds from 1."""
     return frame.assign(round=frame["round"] + 1) if "round" in frame else frame

@@ -38,7 +38,7 @@ _TABLES = (
 )
 """Further files of a run that studies and reports read."""
 
-_TOLD = ("python", "processor", "cores", "versions", "dataset", "data", "clients", "engine", "precision")
+_ARCHIVED = ("python", "processor", "cores", "versions", "dataset", "data", "clients", "engine", "precision")
 """The entries of the environment that are archived: those that may affect the numbers."""
 
 _EARLIEST = (1980, 1, 1, 0, 0, 0)
@@ -54,7 +54,7 @@ def add(runs: Sequence[PlannedRun], archive: Path) -> list[Path]:
         Damaged: if a file of a run cannot be read.
         DiskError
     """
-    archived = _files(archive)
+    archived = _archived_files(archive)
     missing = {run.key: run for run in runs if run.key not in archived and is_finished(run)}
     if missing:
         files.make(archive, parents=True)
@@ -66,9 +66,9 @@ def _pack(run: PlannedRun, path: Path) -> Path:
     tables = {name: directory.path / name for name in _TABLES}
     contents = {name: path.read_bytes() for name, path in tables.items() if path.is_file()}
     environment = directory.read_json(_ENVIRONMENT) or {}
-    contents[_ENVIRONMENT] = _json({name: environment[name] for name in _TOLD if name in environment})
+    contents[_ENVIRONMENT] = _json({name: environment[name] for name in _ARCHIVED if name in environment})
     contents[_SUMMARY] = _json(directory.read_json(_SUMMARY))
-    contents[_CONFIG] = _portable(run).encode()
+    contents[_CONFIG] = _portable_config(run).encode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
         packed.comment = run.key.encode()
@@ -88,9 +88,9 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
         ConfigError: if a file holds another run than its name says.
         DiskError
     """
-    archived, restored = _files(archive), []
+    archived, restored = _archived_files(archive), []
     for run in {run.key: run for run in runs if run.key in archived and not is_finished(run)}.values():
-        contents = _unpacked(archived[run.key], run)
+        contents = _unpack(archived[run.key], run)
         directory = RunDirectory(directory_of(run))
         files.make(directory.path, parents=True)
         with contextlib.suppress(Held), directory.locked():
@@ -104,12 +104,12 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
     return restored
 
 
-def _files(archive: Path) -> dict[str, Path]:
+def _archived_files(archive: Path) -> dict[str, Path]:
     """The files by the keys of their runs; other studies may have given them other names."""
     return {path.stem.rpartition("-")[2]: path for path in sorted(archive.glob("*-*.zip"), reverse=True)}
 
 
-def _unpacked(path: Path, run: PlannedRun) -> dict[str, bytes]:
+def _unpack(path: Path, run: PlannedRun) -> dict[str, bytes]:
     """The files of an archived run.
 
     Raises:
@@ -132,7 +132,7 @@ def _unpacked(path: Path, run: PlannedRun) -> dict[str, bytes]:
     return contents
 
 
-def _portable(run: PlannedRun) -> str:
+def _portable_config(run: PlannedRun) -> str:
     """The run's config without the paths of this machine."""
     settings = named(run.config)
     settings["plugins"] = [Path(name).name for name in settings["plugins"]]

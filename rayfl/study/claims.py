@@ -123,7 +123,7 @@ def overall(verdicts: Iterable[Verdict]) -> Verdict:
 
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?")
 _COLUMN = re.compile(r"\.([A-Za-z_][A-Za-z0-9_.]*)")
-_AFTER = re.compile(r"\[|\.[A-Za-z_]")
+_AFTER_LABEL = re.compile(r"\[|\.[A-Za-z_]")
 _COMPARISON = re.compile(r">=|<=|>|<|~")
 _TOLERANCE = re.compile(r"\+-|\+/-|±")
 
@@ -135,7 +135,7 @@ class _Reader:
     text: str
     labels: Sequence[str]
     axes: Mapping[str, Iterable[str]]
-    place: int = field(default=0)
+    position: int = field(default=0)
 
     def fail(self, what: str, remedy: str = "") -> ConfigError:
         text = self.text if len(self.text) < 100 else f"{self.text[:80]}..."
@@ -145,14 +145,14 @@ class _Reader:
         )
 
     def space(self) -> None:
-        while self.place < len(self.text) and self.text[self.place].isspace():
-            self.place += 1
+        while self.position < len(self.text) and self.text[self.position].isspace():
+            self.position += 1
 
     def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         self.space()
-        match = pattern.match(self.text, self.place)
+        match = pattern.match(self.text, self.position)
         if match:
-            self.place = match.end()
+            self.position = match.end()
         return match
 
     def sum(self) -> tuple[list[Term], float]:
@@ -166,7 +166,7 @@ class _Reader:
             else:
                 constant += part
             self.space()
-            if _TOLERANCE.match(self.text, self.place):
+            if _TOLERANCE.match(self.text, self.position):
                 return terms, constant
             following = self._sign()
             if following is None:
@@ -193,22 +193,22 @@ class _Reader:
         if label is None:
             number = self.number()
             if number is None:
-                raise self._no_term()
+                raise self._missing_term()
             factor = sign * number
             if not self.take(re.compile(r"\*")):
                 return factor
             label, sign = self._label(), factor
             if label is None:
-                raise self._no_term()
-        at = self._at()
-        column = _COLUMN.match(self.text, self.place)
+                raise self._missing_term()
+        at = self._bracketed_point()
+        column = _COLUMN.match(self.text, self.position)
         if column is None:
             raise self.fail(f"a column must follow {label!r}", f"such as {label}.accuracy_mean")
-        self.place = column.end()
+        self.position = column.end()
         return Term(sign, label, at, column[1])
 
-    def _no_term(self) -> ConfigError:
-        rest = self.text[self.place :].strip()
+    def _missing_term(self) -> ConfigError:
+        rest = self.text[self.position :].strip()
         if not rest:
             return self.fail("something is missing at the end")
         name = re.split(r"[.\[]", rest.lstrip("\"'"))[0].strip("\"' ")
@@ -217,32 +217,33 @@ class _Reader:
     def _label(self) -> str | None:
         """Parse the longest label at this position; a quoted label must exist."""
         self.space()
-        quote = self.text[self.place : self.place + 1]
+        quote = self.text[self.position : self.position + 1]
         if quote in ('"', "'"):
-            end = self.text.find(quote, self.place + 1)
-            label = self.text[self.place + 1 : end] if end > 0 else ""
+            end = self.text.find(quote, self.position + 1)
+            label = self.text[self.position + 1 : end] if end > 0 else ""
             if label not in self.labels:
                 raise self.fail(f"no method {label!r}", nearest(label, self.labels))
-            self.place = end + 1
+            self.position = end + 1
             return label
         matching = [
             label
             for label in self.labels
-            if self.text.startswith(label, self.place) and _AFTER.match(self.text, self.place + len(label))
+            if self.text.startswith(label, self.position)
+            and _AFTER_LABEL.match(self.text, self.position + len(label))
         ]
         if not matching:
             return None
         label = max(matching, key=len)
-        self.place += len(label)
+        self.position += len(label)
         return label
 
-    def _at(self) -> dict[str, str]:
-        if not self.text.startswith("[", self.place):
+    def _bracketed_point(self) -> dict[str, str]:
+        if not self.text.startswith("[", self.position):
             return {}
-        end = self.text.find("]", self.place)
+        end = self.text.find("]", self.position)
         if end < 0:
             raise self.fail("a bracket is not closed")
-        inside, self.place = self.text[self.place + 1 : end], end + 1
+        inside, self.position = self.text[self.position + 1 : end], end + 1
         point: dict[str, str] = {}
         for part in inside.split(","):
             name, equals, value = (piece.strip() for piece in part.partition("="))
@@ -298,7 +299,7 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
     left, constant = reader.sum()
     comparison = reader.take(_COMPARISON)
     if comparison is None:
-        rest = reader.text[reader.place :]
+        rest = reader.text[reader.position :]
         if rest.startswith("*"):
             remedy = "columns are multiplied by numbers only, which stand first: 2 * A.accuracy_mean"
             raise reader.fail(f"{rest!r} is unexpected", remedy)
@@ -313,8 +314,8 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
             raise reader.fail("~ takes a tolerance", "such as ~ 77.3 +- 3")
         tolerance = number
     reader.space()
-    if reader.place < len(reader.text):
-        raise reader.fail(f"{reader.text[reader.place :]!r} is unexpected")
+    if reader.position < len(reader.text):
+        raise reader.fail(f"{reader.text[reader.position :]!r} is unexpected")
     terms = (*left, *(replace(term, factor=-term.factor) for term in right))
     if not terms:
         raise reader.fail("it names no method")

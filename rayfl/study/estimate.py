@@ -36,7 +36,7 @@ class Estimate:
 
     Attributes:
         runs: number of runs of the study.
-        there: runs that are finished.
+        finished: runs that are finished.
         begun: runs that will be resumed.
         rounds: rounds that remain.
         seconds: of work, over all runs.
@@ -47,7 +47,7 @@ class Estimate:
     """
 
     runs: int
-    there: int
+    finished: int
     begun: int
     rounds: int
     seconds: float
@@ -58,10 +58,10 @@ class Estimate:
 
     def lines(self) -> list[str]:
         """The estimate as text."""
-        missing = self.runs - self.there
+        missing = self.runs - self.finished
         lines = [
-            f"{self.runs} runs: {self.there} finished, {self.begun} to resume, {missing - self.begun} new; "
-            f"{self.rounds:,} rounds"
+            f"{self.runs} runs: {self.finished} finished, {self.begun} to resume, "
+            f"{missing - self.begun} new; {self.rounds:,} rounds"
         ]
         if missing:
             parallel = f"{duration(self.seconds / self.jobs)} with {self.jobs} at a time"
@@ -100,24 +100,24 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None, archive: Path 
     unfinished = [run for run in by_key.values() if not is_finished(run)]
     costs: dict[str, _Cost] = {}
     for run in finished:
-        costs.setdefault(_kind(run), _measured(RunDirectory(directory_of(run))))
+        costs.setdefault(_speed_key(run), _recorded_cost(RunDirectory(directory_of(run))))
     timed = 0
     untimed: list[str] = []
     for run in unfinished:
-        if _kind(run) not in costs:
-            costs[_kind(run)], error = _timed(run)
+        if _speed_key(run) not in costs:
+            costs[_speed_key(run)], error = _timed_cost(run)
             timed += not error
             untimed += [f"a round of {run.method} failed and is not counted: {error}"] * bool(error)
     seconds = disk = 0.0
     for run in unfinished:
-        cost, done = costs[_kind(run)], rounds_done(directory_of(run))
+        cost, done = costs[_speed_key(run)], rounds_done(directory_of(run))
         seconds += cost.once * (done == 0) + cost.of_round * (run.config.rounds - done)
         disk += cost.disk
     cpus = os.cpu_count() or 1
     parallel = allocate(len(unfinished), unfinished[0].config, 1, cpus, 0, jobs).jobs if unfinished else 1
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     how = [*untimed]
-    how += [f"an estimate: a round of each method was timed, with tests of {_FEW} clients"] * bool(timed)
+    how += [f"an estimate: a round of each method was timed, with tests of {_TESTED} clients"] * bool(timed)
     how += ["finished runs"] * bool(finished)
     rounds = sum(run.config.rounds - rounds_done(directory_of(run)) for run in unfinished)
     begun = sum(bool(rounds_done(directory_of(run))) for run in unfinished)
@@ -134,7 +134,7 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None, archive: Path 
     )
 
 
-def _kind(run: PlannedRun) -> str:
+def _speed_key(run: PlannedRun) -> str:
     """What determines the speed of a run: method, model, data, clients, and settings of work and tests."""
     c = run.config
     t, clients = c.training, c.partition.model_dump(exclude={"alpha"})
@@ -142,15 +142,15 @@ def _kind(run: PlannedRun) -> str:
     return repr((run.method, c.model, c.data, work, clients, c.evaluation))
 
 
-def _measured(directory: RunDirectory) -> _Cost:
+def _recorded_cost(directory: RunDirectory) -> _Cost:
     """The cost of a run that is finished."""
     total = float((directory.read_json("summary.json") or {}).get("seconds") or 0.0)
     rounds = directory.read_frame("rounds.csv")["seconds"].tolist() if directory.rounds_complete() else [0.0]
     of_round = statistics.fmean(rounds[1:] or rounds)
-    return _Cost(max(0.0, total - of_round * len(rounds)), of_round, float(_bytes(directory.path)))
+    return _Cost(max(0.0, total - of_round * len(rounds)), of_round, float(_folder_bytes(directory.path)))
 
 
-def _timed(run: PlannedRun) -> tuple[_Cost, str]:
+def _timed_cost(run: PlannedRun) -> tuple[_Cost, str]:
     """The cost, measured in two rounds in a directory that is deleted afterwards; or why there is no
     estimate.
 
@@ -164,7 +164,7 @@ def _timed(run: PlannedRun) -> tuple[_Cost, str]:
         execution = c.execution.model_copy(update={"backend": "inline"})
         tests = c.evaluation.model_copy(update={"every": 1})
         changed = {"output": output, "execution": execution, "evaluation": tests, "events": ()}
-        return _of_two_rounds(c.model_copy(update=changed), c.evaluation.every), ""
+        return _cost_of_two_rounds(c.model_copy(update=changed), c.evaluation.every), ""
     except Interrupted:  # a signal ends the whole estimate, not only this run
         raise KeyboardInterrupt from None
     except RayflError as error:
@@ -175,11 +175,11 @@ def _timed(run: PlannedRun) -> tuple[_Cost, str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-_FEW = 16
+_TESTED = 16
 """Clients that are tested to estimate how long the test of all takes."""
 
 
-class _Sampling(Driver):
+class _SamplingDriver(Driver):
     """A driver that tests a few of the clients.
 
     Attributes:
@@ -197,14 +197,14 @@ class _Sampling(Driver):
 
     def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         everyone = self.setup.present
-        if self.config.evaluation.coreset is not None or len(everyone) <= _FEW:
+        if self.config.evaluation.coreset is not None or len(everyone) <= _TESTED:
             return super()._tested(state)
-        self.share = len(everyone) / _FEW
-        sampled = everyone[np.linspace(0, len(everyone) - 1, _FEW).astype(np.int64)]
-        return sampled, np.full(_FEW, 1 / _FEW)
+        self.share = len(everyone) / _TESTED
+        sampled = everyone[np.linspace(0, len(everyone) - 1, _TESTED).astype(np.int64)]
+        return sampled, np.full(_TESTED, 1 / _TESTED)
 
 
-def _of_two_rounds(config: Config, every: int) -> _Cost:
+def _cost_of_two_rounds(config: Config, every: int) -> _Cost:
     """Run the first two rounds; the second stands for all later ones.
 
     Args:
@@ -216,7 +216,7 @@ def _of_two_rounds(config: Config, every: int) -> _Cost:
     stages, host = build(config)
     backend = make_backend(config, arithmetic(config, stages[0].federation, host, available(config)))
     directory = RunDirectory.create(config)
-    driver = _Sampling(config, stages, backend, directory, host)
+    driver = _SamplingDriver(config, stages, backend, directory, host)
     try:
         state = driver.start()
         once, rounds = time.perf_counter() - start, []
@@ -229,8 +229,8 @@ def _of_two_rounds(config: Config, every: int) -> _Cost:
         backend.close()
     of_tests = driver.seconds * driver.share / every
     once += max(0.0, rounds[0] - rounds[-1])
-    return _Cost(once, rounds[-1] + of_tests, float(_bytes(directory.path)))
+    return _Cost(once, rounds[-1] + of_tests, float(_folder_bytes(directory.path)))
 
 
-def _bytes(path: Path) -> int:
+def _folder_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

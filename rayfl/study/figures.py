@@ -50,13 +50,13 @@ _DASHES = ("-", "--", ":", "-.")
 _MARKERS = ("o", "s", "^", "D")
 """Markers of points, in place of the dashes of lines."""
 
-_WIDTH = 36
+_LABEL_WIDTH = 36
 """Characters in a line of a label."""
 
 _MOST_METHODS = len(LIGHT.series) * len(_DASHES)
 """Methods in one figure: as many as there are combinations of colour and dashes."""
 
-_INSIDE = 6
+_FEW_NAMES = 6
 """The largest number of entries of a legend inside of the axes; longer ones are below them."""
 
 Draw = Callable[[Any, Results, Mapping[str, str]], bool]
@@ -103,19 +103,19 @@ class StudyPlots:
 
     def accuracy(self, at: Mapping[str, str] | None = None) -> Picture:
         """Mean accuracy over rounds, a curve with the 95 % interval over seeds for every method."""
-        return self._drawn(_over_rounds, at)
+        return self._figure_of(_draw_over_rounds, at)
 
     def bytes(self, at: Mapping[str, str] | None = None) -> Picture:
         """Mean accuracy over the bytes sent so far, drawn as by :meth:`accuracy`."""
-        return self._drawn(_over_bytes, at)
+        return self._figure_of(_draw_over_bytes, at)
 
     def clients(self, at: Mapping[str, str] | None = None) -> Picture:
         """Box plots of the clients' last accuracies."""
-        return self._drawn(_clients, at)
+        return self._figure_of(_draw_clients, at)
 
     def trade_off(self, at: Mapping[str, str] | None = None) -> Picture:
         """Accuracy against bytes sent."""
-        return self._drawn(_pareto, at)
+        return self._figure_of(_draw_pareto, at)
 
     def clusters(self, at: Mapping[str, str] | None = None) -> Picture:
         """The clients in the plane, coloured by their last clusters: a map for every method, first seed.
@@ -132,16 +132,16 @@ class StudyPlots:
                 figure.subplots(1, len(client_maps), squeeze=False)[0], client_maps, strict=True
             ):
                 draw(axes, LIGHT)
-                axes.set_title(f"{_plain(label)}\n{axes.get_title()}", fontsize=8)
+                axes.set_title(f"{_escaped(label)}\n{axes.get_title()}", fontsize=8)
         return figure
 
     def _point(self, at: Mapping[str, str] | None) -> dict[str, str]:
         return self._results.point(at) if at else dict(self._results.points[0])
 
-    def _drawn(self, draw: Draw, at: Mapping[str, str] | None) -> Picture:
+    def _figure_of(self, draw: Draw, at: Mapping[str, str] | None) -> Picture:
         point = self._point(at)
         labels = list(self._results.study.methods)
-        with rc_context({**_STYLE, **_fonts(labels)}):
+        with rc_context({**_STYLE, **_font_settings(labels)}):
             figure = Picture(figsize=(3.5, 2.6), layout="constrained")
             FigureCanvasAgg(figure)
             axes = figure.add_subplot()
@@ -150,8 +150,8 @@ class StudyPlots:
             if axes.get_legend_handles_labels()[0]:
                 _legend(figure, axes)
             # Box plots have room for all
-            if len(labels) > _MOST_METHODS and draw is not _clients:
-                left_out = ", ".join(map(_plain, labels[_MOST_METHODS:]))
+            if len(labels) > _MOST_METHODS and draw is not _draw_clients:
+                left_out = ", ".join(map(_escaped, labels[_MOST_METHODS:]))
                 axes.set_title(fill(f"without {left_out}", 70), fontsize=5, loc="left")
         return figure
 
@@ -173,20 +173,20 @@ def _maps(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str, rep
 def _endings(points: Sequence[Mapping[str, str]]) -> list[str]:
     """The endings of file names, for each point of the grid; numbered if they would otherwise be equal."""
     endings = ["-".join(re.sub(r"[^\w.]+", "_", name) for name in point.values()) for point in points]
-    if len(set(endings)) == len(endings) and max(map(len, endings)) <= _LONGEST:
+    if len(set(endings)) == len(endings) and max(map(len, endings)) <= _LONGEST_ENDING:
         return endings
-    return [f"{place}-{name[:_LONGEST]}" for place, name in enumerate(endings, 1)]
+    return [f"{place}-{name[:_LONGEST_ENDING]}" for place, name in enumerate(endings, 1)]
 
 
-_LONGEST = 80
+_LONGEST_ENDING = 80
 """The largest number of characters of such an ending."""
 
 
-def _plain(label: str) -> str:
+def _escaped(label: str) -> str:
     """A label without special meaning for Matplotlib: no mathematics, no leading _ (which hides it from
     legends). Long ones are broken into lines: a figure is 3.5 inches wide.
     """
-    escaped = fill(label, _WIDTH).replace("$", r"\$")
+    escaped = fill(label, _LABEL_WIDTH).replace("$", r"\$")
     return f"\u200b{escaped}" if escaped.startswith("_") else escaped
 
 
@@ -223,7 +223,7 @@ def curves_of(
             yield label, pd.DataFrame(rows, columns=["round", "bytes", "mean", "low", "high"])
 
 
-def _look(place: int) -> tuple[str, str, str]:
+def _method_style(place: int) -> tuple[str, str, str]:
     """The colour, dashes and marker of a method."""
     series = LIGHT.series
     style = place // len(series) % len(_DASHES)
@@ -233,20 +233,20 @@ def _look(place: int) -> tuple[str, str, str]:
 def _legend(figure: Picture, axes: Any) -> None:
     """Draw the legend where it hides nothing: in a free corner if it is short, else below the axes."""
     names = [text for _, text in zip(*axes.get_legend_handles_labels(), strict=True)]
-    if len(names) <= _INSIDE and not axes.containers:  # error bars: Matplotlib's free corner ignores them
+    if len(names) <= _FEW_NAMES and not axes.containers:  # error bars: Matplotlib's free corner ignores them
         axes.legend(fontsize=6)
         return
-    columns = 2 if max(len(line) for name in names for line in name.splitlines()) <= _WIDTH // 2 else 1
+    columns = 2 if max(len(line) for name in names for line in name.splitlines()) <= _LABEL_WIDTH // 2 else 1
     lines = sum(1 + name.count("\n") for name in names) / columns
     figure.set_size_inches(3.5, 2.6 + 0.125 * (lines + 1))
     figure.legend(loc="outside lower center", ncols=columns, fontsize=6)
 
 
-def _fonts(labels: Sequence[str]) -> dict[str, list[str]]:
+def _font_settings(labels: Sequence[str]) -> dict[str, list[str]]:
     """Fonts of this machine that have the letters of the labels: Matplotlib's own has no Chinese ones."""
     needed = {letter for label in labels for letter in label if not letter.isspace()}
     families = []
-    for entry in _installed():
+    for entry in _installed_fonts():
         if not needed:
             break
         with suppress(OSError, RuntimeError):  # a file that is no font, or is gone
@@ -257,7 +257,7 @@ def _fonts(labels: Sequence[str]) -> dict[str, list[str]]:
     return {"font.family": families} if families else {}
 
 
-def _installed() -> Iterator[FontEntry]:
+def _installed_fonts() -> Iterator[FontEntry]:
     """Matplotlib's own font, then upright ones of this machine, without the one that only draws boxes."""
     entries = fontManager.ttflist
     usual = [entry for entry in entries if entry.name == "DejaVu Sans"]
@@ -266,15 +266,15 @@ def _installed() -> Iterator[FontEntry]:
     return iter([*usual[:1], *plain])
 
 
-def _curves(axes: Any, results: Results, point: Mapping[str, str], over: str) -> bool:
+def _draw_curves(axes: Any, results: Results, point: Mapping[str, str], over: str) -> bool:
     labels = list(results.study.methods)
     curves = list(curves_of(results, point))
     scale, unit = 1.0, ""
     if over == "bytes" and curves:
         unit, scale = byte_unit(max(frame["bytes"].max() for _, frame in curves))
     for label, frame in curves:
-        (color, dashes, _), x = _look(labels.index(label)), frame[over] / scale
-        axes.plot(x, frame["mean"], label=_plain(label), linewidth=1.2, color=color, linestyle=dashes)
+        (color, dashes, _), x = _method_style(labels.index(label)), frame[over] / scale
+        axes.plot(x, frame["mean"], label=_escaped(label), linewidth=1.2, color=color, linestyle=dashes)
         if frame["low"].notna().any():
             axes.fill_between(x, frame["low"], frame["high"], color=color, alpha=0.15, linewidth=0)
     if over == "round":
@@ -284,12 +284,12 @@ def _curves(axes: Any, results: Results, point: Mapping[str, str], over: str) ->
     return bool(curves)
 
 
-def _over_rounds(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
-    return _curves(axes, results, point, "round")
+def _draw_over_rounds(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
+    return _draw_curves(axes, results, point, "round")
 
 
-def _over_bytes(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
-    return _curves(axes, results, point, "bytes")
+def _draw_over_bytes(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
+    return _draw_curves(axes, results, point, "bytes")
 
 
 def clients_of(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
@@ -305,12 +305,12 @@ def clients_of(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str
             yield label, np.concatenate(accuracies)
 
 
-def _clients(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
+def _draw_clients(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
     by_method = list(clients_of(results, point))
     if not by_method:
         return False
-    values, names = [values for _, values in by_method], [_plain(label) for label, _ in by_method]
-    horizontal = len(by_method) > _INSIDE  # labels side by side would cover each other
+    values, names = [values for _, values in by_method], [_escaped(label) for label, _ in by_method]
+    horizontal = len(by_method) > _FEW_NAMES  # labels side by side would cover each other
     axes.boxplot(  # as on the pages: whiskers to the minimum and maximum, the mean a diamond
         values,
         widths=0.6,
@@ -330,7 +330,7 @@ def _clients(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
     return True
 
 
-def _pareto(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
+def _draw_pareto(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
     places = {}
     for label in list(results.study.methods)[:_MOST_METHODS]:
         accuracy = results.interval(label, point, "accuracy_mean")
@@ -343,8 +343,8 @@ def _pareto(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
     labels = list(results.study.methods)
     for label, (sent, accuracy) in places.items():
         error = accuracy.half if accuracy.known else None
-        color, _, marker = _look(labels.index(label))
-        name = _plain(label)
+        color, _, marker = _method_style(labels.index(label))
+        name = _escaped(label)
         axes.errorbar(sent / scale, accuracy.mean, error, fmt=marker, markersize=4, color=color, label=name)
     axes.set_xlabel(f"sent up and down ({unit})")
     _percent_axis(axes)

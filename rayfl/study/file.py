@@ -56,7 +56,7 @@ class Tune(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _dotted(cls, values: Any) -> Any:
+    def _collect_space(cls, values: Any) -> Any:
         """Collect the settings, which have dots in their names, next to the options."""
         if not isinstance(values, Mapping) or "space" in values:
             return values
@@ -70,7 +70,7 @@ class Tune(Section):
         return seeds_of(value)
 
     @model_validator(mode="after")
-    def _possible(self) -> Tune:
+    def _check_space(self) -> Tune:
         if not self.space:
             raise ValueError("names no setting to choose; add one such as training.lr: [0.01, 0.1]")
         drawn = [setting for setting, values in self.space.items() if isinstance(values, Mapping)]
@@ -81,7 +81,7 @@ class Tune(Section):
                 raise ValueError(
                     f"{setting}: expected a list of values, or a distribution such as {{uniform: [0, 1]}}"
                 )
-            if setting.split(".")[0] in _DATA:
+            if setting.split(".")[0] in _DATA_SECTIONS:
                 raise ValueError(f"{setting}: all methods have the same data, which are not chosen")
         if "seed" in self.settings:
             raise ValueError("settings.seed: name seeds as tune.seeds")
@@ -96,7 +96,7 @@ class Tune(Section):
         return listed and self.scheduler == "none" and self.search == "random"
 
 
-_DATA = ("data", "partition", "events")
+_DATA_SECTIONS = ("data", "partition", "events")
 """Sections that determine the clients' data: the same for all methods."""
 
 DISTRIBUTIONS = ("uniform", "loguniform", "randint", "choice")
@@ -138,7 +138,9 @@ class Report(Section):
 
     @field_validator("columns")
     @classmethod
-    def _in_quotes(cls, columns: tuple[str | dict[str, float], ...]) -> tuple[str | dict[str, float], ...]:
+    def _parse_quoted_targets(
+        cls, columns: tuple[str | dict[str, float], ...]
+    ) -> tuple[str | dict[str, float], ...]:
         """``"rounds_to: 80"`` in quotes is text to YAML, and means the same."""
         matches = [
             re.fullmatch(r"(\w+):\s*(\d+(?:\.\d+)?)", each) if isinstance(each, str) else None
@@ -150,7 +152,7 @@ class Report(Section):
         )
 
     @model_validator(mode="after")
-    def _one_number_each(self) -> Report:
+    def _check_columns(self) -> Report:
         for each in self.columns:
             if isinstance(each, dict):
                 _check_target(each)
@@ -191,7 +193,7 @@ class Expected(Section):
 
     @field_validator("figures", mode="before")
     @classmethod
-    def _points(cls, value: Any) -> Any:
+    def _name_points(cls, value: Any) -> Any:
         """Points of the grid are often numbers: ``FedAvg: {0.1: 77.3}``."""
         if not isinstance(value, Mapping):
             return value
@@ -213,7 +215,7 @@ class Claim(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, value: Any) -> Any:
+    def _claim_from_text(cls, value: Any) -> Any:
         return {"claim": value} if isinstance(value, str) else value
 
 
@@ -260,7 +262,7 @@ class StudyFile(Section):
     expected: tuple[Expected, ...] = Field((), description="published figures")
     claims: tuple[Claim, ...] = Field((), description="claims to check")
     sizes: dict[str, Size] = Field({}, description="other sizes by name, for --size")
-    _left_out: dict[str, Settings] = PrivateAttr(default_factory=dict)
+    _other_methods: dict[str, Settings] = PrivateAttr(default_factory=dict)
 
     @field_validator("seeds", mode="before")
     @classmethod
@@ -269,7 +271,7 @@ class StudyFile(Section):
 
     @field_validator("name")
     @classmethod
-    def _names_a_folder(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         if not re.fullmatch(_FILE_NAME, name) or len(name) > _LONGEST_NAME:
             raise ValueError(
                 f"{name[:60]!r} cannot be the name of a folder; expected letters, digits, - _ and ., at most "
@@ -279,7 +281,7 @@ class StudyFile(Section):
 
     @field_validator("methods", mode="before")
     @classmethod
-    def _labelled(cls, methods: Any) -> Any:
+    def _check_methods(cls, methods: Any) -> Any:
         if not isinstance(methods, Mapping):
             return methods
         if not methods:
@@ -294,7 +296,7 @@ class StudyFile(Section):
         return methods
 
     @model_validator(mode="after")
-    def _coherent(self) -> StudyFile:
+    def _check_whole(self) -> StudyFile:
         """Refuse labels that cannot be told apart, and unknown names."""
         for label, method in self.methods.items():
             _check_label(label)
@@ -307,7 +309,7 @@ class StudyFile(Section):
         for axis, points in self.grid.items():
             _check_axis(axis, points)
         _check_shared(self.settings, "settings")
-        _check_apart(self)
+        _check_axes_set_once(self)
         for size, chosen in self.sizes.items():
             if not re.fullmatch(_FILE_NAME, size):
                 raise ValueError(f"sizes: {size!r} cannot be a name; it has letters, digits, - and _")
@@ -347,7 +349,7 @@ class StudyFile(Section):
     @property
     def all_methods(self) -> dict[str, Settings]:
         """All methods, also those that are not run now: the clients' data depend on all of them."""
-        return {**self.methods, **self._left_out}
+        return {**self.methods, **self._other_methods}
 
     @property
     def axes(self) -> dict[str, dict[str, Settings]]:
@@ -362,17 +364,19 @@ def _check_label(label: str) -> None:
             f"methods: {label[:60]!r} cannot be a label; it has no quotes, brackets, outer spaces or several "
             "spaces in a row, and is not empty"
         )
-    if len(label) > _LONGEST:
-        raise ValueError(f"methods: {label[:60]!r}... is too long for a label; at most {_LONGEST} characters")
+    if len(label) > _LONGEST_LABEL:
+        raise ValueError(
+            f"methods: {label[:60]!r}... is too long for a label; at most {_LONGEST_LABEL} characters"
+        )
 
 
-_LONGEST = 100
+_LONGEST_LABEL = 100
 """Characters of a label, or of a point of the grid."""
 
 _LONGEST_NAME = 80
 """Characters of the name of a study."""
 
-_COLUMNS = (
+_RESERVED_COLUMNS = (
     *("method", "seed", "state", "key", "path", "rayfl", "error"),
     *("column", "mean", "low", "high", "seeds", "published"),
 )
@@ -388,7 +392,7 @@ def _check_shared(settings: Mapping[str, Any], where: str) -> None:
         raise ValueError(f"{where}.algorithm: each method has its own, in methods")
 
 
-def _check_apart(study: StudyFile) -> None:
+def _check_axes_set_once(study: StudyFile) -> None:
     """Refuse a setting that is an axis and also set by another axis or a method: labels would be wrong."""
     settings_by_place = {
         **{f"grid.{a}": list(at.values()) for a, at in study.axes.items()},
@@ -421,10 +425,10 @@ def _check_axis(axis: str, points: Any) -> None:
             if not isinstance(settings, Mapping):
                 raise ValueError(f"grid.{axis}.{name}: expected settings")
             _check_shared(settings, f"grid.{axis}.{name}")
-    if axis in _COLUMNS:
+    if axis in _RESERVED_COLUMNS:
         raise ValueError(f"grid.{axis}: cannot be the name of an axis; tables have a column of this name")
     for name in points_of(axis, points):
-        if not name.strip() or not name.isprintable() or len(name) > _LONGEST:
+        if not name.strip() or not name.isprintable() or len(name) > _LONGEST_LABEL:
             raise ValueError(f"grid.{axis}: {name[:60]!r} cannot name a point")
 
 
@@ -464,15 +468,15 @@ MOST_SEEDS = 10_000
 """The largest number of seeds of a range."""
 
 
-def seeds_of(given: Any) -> tuple[int, ...]:
+def seeds_of(value: Any) -> tuple[int, ...]:
     """Parse seeds: ``0-4``, ``"0,3,7-9"``, ``3``, ``[0, 1]``.
 
     Raises:
         ValueError
     """
-    if isinstance(given, bool):
-        raise ValueError(f"{given} is not a seed; expected numbers and ranges such as 0-4")
-    parts = [given] if isinstance(given, int) else given
+    if isinstance(value, bool):
+        raise ValueError(f"{value} is not a seed; expected numbers and ranges such as 0-4")
+    parts = [value] if isinstance(value, int) else value
     parts = parts.split(",") if isinstance(parts, str) else parts
     if not isinstance(parts, Sequence):
         raise ValueError("expected numbers and ranges such as 0-4")
@@ -530,9 +534,9 @@ def take(
     study = _validated(given)
     _check_figures(study)
     if size:
-        study = _sized(study, given, size)
+        study = _with_size(study, given, size)
     if only:
-        study = _only(study, only, "--only")
+        study = _with_methods(study, only, "--only")
     changes: dict[str, Any] = {}
     for text in settings:
         key, equals, value = text.partition("=")
@@ -553,7 +557,7 @@ def take(
         _check_shared(changes, "settings")
     except ValueError as error:
         raise ConfigError("override", str(error)) from None
-    base, plugins = _placed(study.base, folder), tuple(_placed(each, folder) for each in study.plugins)
+    base, plugins = _located(study.base, folder), tuple(_located(each, folder) for each in study.plugins)
     merged = {**study.settings, **changes}
     return study.model_copy(update={**seed_update, "settings": merged, "base": base, "plugins": plugins})
 
@@ -569,13 +573,13 @@ def _parsed(file: Path) -> Any:
         raise ConfigError(place, f"not YAML: {problem_of(error)}") from None
 
 
-def _validated(given: Any) -> StudyFile:
-    if not isinstance(given, Mapping):
-        raise ConfigError("study", "holds nothing" if given is None else f"is {type_of(given)}", _EXPECTED)
+def _validated(content: Any) -> StudyFile:
+    if not isinstance(content, Mapping):
+        raise ConfigError("study", "holds nothing" if content is None else f"is {type_of(content)}", _REMEDY)
     try:
-        return StudyFile.model_validate(given)
+        return StudyFile.model_validate(content)
     except ValidationError as error:
-        mistake = explain(error, given, StudyFile)
+        mistake = explain(error, content, StudyFile)
         where = "study" if mistake.where == "config" else mistake.where
         raise ConfigError(where, mistake.what, mistake.remedy) from None
 
@@ -596,32 +600,32 @@ def _check_figures(study: StudyFile) -> None:
                     )
 
 
-_EXPECTED = "expected name, base, methods and so on; 'rayfl init study' writes one"
+_REMEDY = "expected name, base, methods and so on; 'rayfl init study' writes one"
 
 
-def _sized(study: StudyFile, given: Mapping[str, Any], size: str) -> StudyFile:
+def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> StudyFile:
     if size not in study.sizes:
         raise ConfigError("--size", f"the study has no size {size!r}", nearest(size, study.sizes))
     chosen = study.sizes[size]
-    content = {key: value for key, value in given.items() if key != "sizes"}
+    content = {key: value for key, value in file_content.items() if key != "sizes"}
     content["settings"] = _merged(study.settings, chosen.settings)
     content["grid"] = {**study.grid, **chosen.grid}
     for name in ("seeds", "claims", "expected"):
         value = getattr(chosen, name)
         if value is not None:
-            content[name] = given["sizes"][size][name]
+            content[name] = file_content["sizes"][size][name]
     if chosen.tune is not None:
         content["tune"] = chosen.tune or None
     sized = _validated(content)
     if chosen.expected:
         _check_figures(sized)
-    return _only(sized, chosen.only, f"sizes.{size}.only") if chosen.only else sized
+    return _with_methods(sized, chosen.only, f"sizes.{size}.only") if chosen.only else sized
 
 
-def _merged(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(settings: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with others added; a part with another name replaces the former part entirely."""
-    merged = dict(before)
-    for key, value in more.items():
+    merged = dict(settings)
+    for key, value in added.items():
         old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             same = value.get("name", old.get("name")) == old.get("name")
@@ -631,7 +635,7 @@ def _merged(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _only(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
+def _with_methods(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
     """The study with some of its methods; claims and figures of the others are dropped."""
     for label in only:
         if label not in study.methods:
@@ -649,11 +653,11 @@ def _only(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
     chosen = study.model_copy(
         update={"methods": methods, "expected": tuple(expected), "claims": claims, "report": report}
     )
-    chosen._left_out = {label: own for label, own in study.all_methods.items() if label not in methods}
+    chosen._other_methods = {label: own for label, own in study.all_methods.items() if label not in methods}
     return chosen
 
 
-def _placed(name: str, folder: Path) -> str:
+def _located(name: str, folder: Path) -> str:
     """The path of a file next to the study file; if there is none, the name of a preset, module or file."""
     neighbour = folder / os.path.expanduser(name)
     return str(neighbour.absolute()) if name and neighbour.is_file() else name

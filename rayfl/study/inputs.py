@@ -60,22 +60,22 @@ def inputs_of(config: Config) -> Iterator[Path]:
                 if value.is_file() or (users_own and value.is_dir()):
                     yield value
             else:
-                yield from _named(value, name == "kwargs")
+                yield from _named_files(value, name == "kwargs")
         if isinstance(part, Dataset) and part.root is not None:
             yield from part.own_files(part.root)
 
 
-def _named(value: Any, anywhere: bool) -> Iterator[Path]:
-    """The files and folders that text in a value names; ``anywhere``: by relative paths, too."""
+def _named_files(value: Any, relative: bool) -> Iterator[Path]:
+    """The files and folders that text in a value names; ``relative``: by relative paths, too."""
     if isinstance(value, Mapping):
         for each in value.values():
-            yield from _named(each, anywhere)
+            yield from _named_files(each, relative)
     elif isinstance(value, tuple | list):
         for each in value:
-            yield from _named(each, anywhere)
-    elif isinstance(value, str | Path) and (anywhere or os.path.isabs(value)) and "\0" not in str(value):
+            yield from _named_files(each, relative)
+    elif isinstance(value, str | Path) and (relative or os.path.isabs(value)) and "\0" not in str(value):
         # Not the working directory or a folder above it: they contain results, which change.
-        if os.path.isfile(value) or (os.path.isdir(value) and not _is_above(Path(value))):
+        if os.path.isfile(value) or (os.path.isdir(value) and not _holds_working_directory(Path(value))):
             yield Path(value)
         elif os.path.isabs(value) and glob.has_magic(str(value)):
             yield from map(Path, sorted(glob.glob(str(value), recursive=True)))
@@ -103,7 +103,7 @@ def named(config: Config) -> dict[str, Any]:
     return {name: without_folders(value) for name, value in config.to_dict().items()}
 
 
-def _is_above(folder: Path) -> bool:
+def _holds_working_directory(folder: Path) -> bool:
     return Path.cwd().is_relative_to(os.path.realpath(folder))
 
 
@@ -122,7 +122,7 @@ class Seen:
 
 def seen(path: Path) -> Seen:
     """Record a file or folder as it is now."""
-    return Seen(_hash(listed(path)), content_of(path, times=False))
+    return Seen(_json_hash(listed(path)), content_of(path, times=False))
 
 
 def check_unchanged(inputs: Mapping[Path, Seen]) -> None:
@@ -132,7 +132,7 @@ def check_unchanged(inputs: Mapping[Path, Seen]) -> None:
         ConfigError: for the first that has changed.
     """
     for path, before in inputs.items():
-        if not path.exists() or _hash(listed(path)) == before.stamp:
+        if not path.exists() or _json_hash(listed(path)) == before.stamp:
             continue
         if content_of(path, times=False) != before.content:  # another machine may have other times
             raise ConfigError(str(path), "has changed since the study began", "run the study again")
@@ -150,7 +150,7 @@ def content_of(path: Path, times: bool = True) -> str:
     files = listed(path)
     if not path.is_dir():
         ((_, size, changed),) = files
-        return _content(path, size, changed)
+        return _file_hash(path, size, changed)
     pictures = {file for file in files if file[0].lower().endswith(SUFFIXES)}
     if sum(size for _, size, _ in pictures) <= _MOST_READ:
         pictures = set()
@@ -159,8 +159,8 @@ def content_of(path: Path, times: bool = True) -> str:
         if (name, size, changed) in pictures:
             entries.append((name, size, changed if times else 0))
         else:
-            entries.append((name, _content(path / name, size, changed), 0))
-    return _hash(entries)
+            entries.append((name, _file_hash(path / name, size, changed), 0))
+    return _json_hash(entries)
 
 
 def listed(path: Path) -> list[File]:
@@ -168,27 +168,27 @@ def listed(path: Path) -> list[File]:
     if not path.is_dir():
         status = path.stat()
         return [("", status.st_size, status.st_mtime_ns)]
-    files, until = _kept.get(path, ([], 0.0))
+    files, until = _listings.get(path, ([], 0.0))
     began = time.monotonic()
     if began < until:
         return files
-    files = sorted(_below(path, "", frozenset()))
-    if len(files) > _MANY:
-        _kept[path] = files, time.monotonic() + 10 * (time.monotonic() - began)
+    files = sorted(_files_below(path, "", frozenset()))
+    if len(files) > _MANY_FILES:
+        _listings[path] = files, time.monotonic() + 10 * (time.monotonic() - began)
     return files
 
 
-_MANY = 10_000
+_MANY_FILES = 10_000
 """A folder with more files is not listed again for ten times as long as the listing took."""
 
-_kept: dict[Path, tuple[list[File], float]] = {}
+_listings: dict[Path, tuple[list[File], float]] = {}
 """The listings of large folders, and until when they are reused."""
 
 
-def _below(folder: Path, before: str, above: frozenset[str]) -> Iterator[File]:
-    """The files below a folder; ``above``: the folders that it lies in, to which links may lead back."""
+def _files_below(folder: Path, prefix: str, parents: frozenset[str]) -> Iterator[File]:
+    """The files below a folder; ``parents``: the folders that it lies in, to which links may lead back."""
     real = os.path.realpath(folder)
-    if real in above:
+    if real in parents:
         return
     try:
         entries = list(os.scandir(folder))
@@ -201,13 +201,13 @@ def _below(folder: Path, before: str, above: frozenset[str]) -> Iterator[File]:
             continue
         if stat.S_ISDIR(status.st_mode):
             if entry.name != "__pycache__":
-                yield from _below(folder / entry.name, f"{before}{entry.name}/", above | {real})
+                yield from _files_below(folder / entry.name, f"{prefix}{entry.name}/", parents | {real})
         elif stat.S_ISREG(status.st_mode):
-            yield f"{before}{entry.name}", status.st_size, status.st_mtime_ns
+            yield f"{prefix}{entry.name}", status.st_size, status.st_mtime_ns
 
 
 @cache
-def _content(path: Path, size: int, changed: int) -> str:
+def _file_hash(path: Path, size: int, changed: int) -> str:
     """The hash of a file, which is read again only if its size or time has changed."""
     digest = hashlib.sha256()
     try:
@@ -219,5 +219,5 @@ def _content(path: Path, size: int, changed: int) -> str:
     return digest.hexdigest()
 
 
-def _hash(told: Any) -> str:
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+def _json_hash(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()

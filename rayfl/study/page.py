@@ -24,7 +24,7 @@ from rayfl.study.running import directory_of, is_finished
 from rayfl.study.tables import TextTable
 from rayfl.units import UNKNOWN
 
-_WORDS = {"holds": "claims hold", "fails": "claims fail", "undecided": "claims undecided"}
+_VERDICT_FACTS = {"holds": "claims hold", "fails": "claims fail", "undecided": "claims undecided"}
 
 MOST_LINES = 28
 """The largest number of methods in one chart."""
@@ -54,7 +54,7 @@ def page_of(study: Study) -> Page:
         ("runs", f"{results.finished} of {len(results.runs)}"),
         ("methods", str(len(results.study.methods))),
         ("seeds", str(len(results.seeds))),
-        *((_WORDS[verdict], str(count)) for verdict, count in counts.items() if count),
+        *((_VERDICT_FACTS[verdict], str(count)) for verdict, count in counts.items() if count),
     ]
     sections = [
         _claims(study),
@@ -85,18 +85,20 @@ def page_of(study: Study) -> Page:
     )
 
 
-def _table_of(text: TextTable, caption: str) -> Table:
+def _table_of(text_table: TextTable, caption: str) -> Table:
     """A text table; cells are sorted by their numbers, or else by the number with which they begin."""
     columns = []
-    for place, title in enumerate(text.header):
-        values = [row[place] for row in text.rows]
-        order = list(text.values.get(place, map(_leading, values)))
-        numeric = place >= text.left and any(number is not None for number in order)
-        columns.append(Column(title, values, order=order if numeric else None, right=place >= text.left))
+    for place, title in enumerate(text_table.header):
+        values = [row[place] for row in text_table.rows]
+        order = list(text_table.values.get(place, map(_leading_number, values)))
+        numeric = place >= text_table.left and any(number is not None for number in order)
+        columns.append(
+            Column(title, values, order=order if numeric else None, right=place >= text_table.left)
+        )
     return Table(columns, caption=caption, wrap=True)
 
 
-def _leading(text: str) -> float | None:
+def _leading_number(text: str) -> float | None:
     try:
         return float(text.split()[0].replace(",", "")) if text and text != UNKNOWN else None
     except ValueError:
@@ -128,7 +130,7 @@ def _over_rounds(results: Results) -> Section | None:
     for point in results.points:
         lines = []
         for label in list(results.study.methods)[:MOST_LINES]:
-            seed_lines = [line_of(run, "") for run in _files(results, label, point)]
+            seed_lines = [line_of(run, "") for run in _run_files(results, label, point)]
             seed_lines = [line for line in seed_lines if len(line.columns.get("round", ()))]
             lines.append(mean_line(label, seed_lines) if seed_lines else Line(label, {"round": []}))
         by_point.append(lines)
@@ -148,11 +150,11 @@ def _over_rounds(results: Results) -> Section | None:
         note = f"{note} {drawn:,} of {longest:,} rounds are drawn, evenly spaced.".lstrip()
     if len(results.points) == 1:
         return Section("Over rounds", note, [curves(by_point[0], metrics, xs, alt, 400)])
-    chart = _with_points(results, by_point, metrics, xs, lambda m, x, lines: curves(lines, m, x, alt, 400))
+    chart = _chart_by_point(results, by_point, metrics, xs, lambda m, x, lines: curves(lines, m, x, alt, 400))
     return Section("Over rounds", note, [chart])
 
 
-def _with_points(
+def _chart_by_point(
     results: Results,
     by_point: Sequence[Sequence[Line]],
     metrics: Sequence[Metric],
@@ -160,7 +162,7 @@ def _with_points(
     draw: Callable[[Sequence[Metric], Sequence[Metric], Sequence[Line]], Chart],
 ) -> Chart:
     """A chart whose lines change with the point of the grid: each has the columns of all points."""
-    names = [_name(point) for point in results.points]
+    names = [_point_name(point) for point in results.points]
     merged: list[Line] = []
     for place, line in enumerate(by_point[0]):
         columns: dict[str, Any] = {}
@@ -170,13 +172,13 @@ def _with_points(
                 columns[f"{column} @{number}"] = [*values, *[None] * (longest - len(values))]
         merged.append(Line(line.name, columns))
 
-    def moved(metric: Metric) -> Metric:
+    def with_slider(metric: Metric) -> Metric:
         ends = {"low": f"{metric.low} @{{slider}}" if metric.low else ""}
         ends["high"] = f"{metric.high} @{{slider}}" if metric.high else ""
         return replace(metric, column=f"{metric.column} @{{slider}}", **ends)
 
     wanted = {name for m in (*metrics, *xs) for name in (m.column, m.low, m.high) if name}
-    chart = draw([moved(m) for m in metrics], [moved(x) for x in xs], merged)
+    chart = draw([with_slider(m) for m in metrics], [with_slider(x) for x in xs], merged)
     sources = [
         {name: values for name, values in line.columns.items() if name.rpartition(" @")[0] in wanted}
         for line in merged
@@ -201,12 +203,17 @@ def _numbers(results: Results) -> Section | None:
                     [interval.low if interval.known else None for interval in intervals.values()],
                     [interval.high if interval.known else None for interval in intervals.values()],
                 )
-            name = title_of(column) + (f", {_name(point)}" if several else "")
+            name = title_of(column) + (f", {_point_name(point)}" if several else "")
             values = [interval.mean if interval.n else None for interval in intervals.values()]
             form = written(column)
             listing = "; ".join(f"{label} {form(i.mean)}" for label, i in intervals.items() if i.n)
             charts[name] = bars(
-                list(intervals), values, title_of(column), f"{name}: {listing}", _format(column), bounds
+                list(intervals),
+                values,
+                title_of(column),
+                f"{name}: {listing}",
+                _column_format(column),
+                bounds,
             )
     if not charts:
         return None
@@ -231,8 +238,8 @@ def _trade_off(results: Results) -> Section | None:
         if len(lines) > 1:
             y = Metric("accuracy", "test accuracy, mean over clients (%)", "percent:1", "low", "high")
             x = Metric("bytes", "bytes sent, up and down", "size")
-            alt = ", ".join(filter(None, ("Accuracy against bytes sent", _name(point))))
-            charts[_name(point)] = pareto(lines, x, y, alt)
+            alt = ", ".join(filter(None, ("Accuracy against bytes sent", _point_name(point))))
+            charts[_point_name(point)] = pareto(lines, x, y, alt)
     if not charts:
         return None
     chart = alternatives("at", charts) if len(charts) > 1 else next(iter(charts.values()))
@@ -242,10 +249,10 @@ def _trade_off(results: Results) -> Section | None:
 def _clients(results: Results) -> Section | None:
     charts = {}
     for point in results.points:
-        groups = {label: _files(results, label, point) for label in results.study.methods}
-        chart = boxes_of_clients(groups, _name(point))
+        groups = {label: _run_files(results, label, point) for label in results.study.methods}
+        chart = boxes_of_clients(groups, _point_name(point))
         if chart is not None:
-            charts[_name(point)] = chart
+            charts[_point_name(point)] = chart
     if not charts:
         return None
     chart = alternatives("at", charts) if len(charts) > 1 else next(iter(charts.values()))
@@ -278,13 +285,13 @@ def _runs(study: Study) -> Section:
     frame, results = study.runs, study.results
     naming = ["method", *results.study.axes, "seed", "state"]
     reported = [name for name in results.study.report.names if name in frame]
-    others = [str(name) for name in frame.columns if name not in (*naming, *reported, *_UNSHOWN)]
+    others = [str(name) for name in frame.columns if name not in (*naming, *reported, *_HIDDEN_COLUMNS)]
     columns = []
     for name in (*naming, *reported, *others):
         values = frame[name]
         is_result = name in reported or name in known_numbers()
         if values.dtype.kind in "fi":
-            format = "text" if name == "seed" else _format(name, "general") if is_result else "general"
+            format = "text" if name == "seed" else _column_format(name, "general") if is_result else "general"
             numbers = significant(values)
             columns.append(Column(title_of(name) if is_result else name, numbers, format, right=True))
         else:
@@ -293,25 +300,25 @@ def _runs(study: Study) -> Section:
     return Section("Runs", "", (), [Table(columns, caption="runs", filter=True)])
 
 
-_UNSHOWN = ("key", "path", "rayfl", "error")
+_HIDDEN_COLUMNS = ("key", "path", "rayfl", "error")
 """Columns of ``runs.csv`` that the page omits."""
 
 
-def _format(column: str, others: str = "number:2") -> str:
-    """How numbers of a column are written on the page; ``others`` if they have no unit."""
+def _column_format(column: str, default: str = "number:2") -> str:
+    """How numbers of a column are written on the page; ``default`` if they have no unit."""
     if "bytes" in column:
         return "size"
     if column == "seconds":
         return "duration"
-    return "percent:1" if "(%)" in title_of(column) else others
+    return "percent:1" if "(%)" in title_of(column) else default
 
 
-def _files(results: Results, label: str, point: Point) -> list[RunFiles]:
+def _run_files(results: Results, label: str, point: Point) -> list[RunFiles]:
     """The finished runs of a method at a point."""
     runs = [run for run in results.runs if run.method == label and run.point == point]
     return [RunFiles.read(directory_of(run)) for run in runs if is_finished(run)]
 
 
-def _name(point: Point) -> str:
+def _point_name(point: Point) -> str:
     """``alpha 0.1, classes 2``."""
     return ", ".join(spoken(axis, name) for axis, name in point.items())

@@ -24,13 +24,13 @@ from rayfl.models.module import OwnModule
 from rayfl.study.file import Settings, StudyFile, overrides_of, shown
 from rayfl.study.inputs import Seen, content_of, inputs_of, named, parts_in, seen
 
-_NO_RESULT = ("name", "plugins", "output")
+_UNHASHED_SECTIONS = ("name", "plugins", "output")
 """Sections that change no number of a run."""
 
-_EXECUTION = (*BLOCK_SETTINGS, "device")
+_HASHED_EXECUTION = (*BLOCK_SETTINGS, "device")
 """Settings of ``execution`` that may change results: the order of sums, and the arithmetic of a GPU."""
 
-_NO_NUMBER = {"hierarchy": "lps_actors", "data": "cache_gb"}
+_UNHASHED_SETTINGS = {"hierarchy": "lps_actors", "data": "cache_gb"}
 """Settings of other sections that change no number; their defaults are hashed."""
 
 
@@ -87,11 +87,11 @@ def key_of(config: Config) -> str:
     contents, not by their location; for a folder of many images the names, sizes and times of its files
     count. Datasets that rayfl downloads count by name.
     """
-    settings = {name: value for name, value in named(config).items() if name not in _NO_RESULT}
-    for section, name in _NO_NUMBER.items():
+    settings = {name: value for name, value in named(config).items() if name not in _UNHASHED_SECTIONS}
+    for section, name in _UNHASHED_SETTINGS.items():
         if name in settings[section]:
             settings[section][name] = type(getattr(config, section)).model_fields[name].default
-    execution = {name: settings["execution"][name] for name in _EXECUTION}
+    execution = {name: settings["execution"][name] for name in _HASHED_EXECUTION}
     for name in ("clients_per_actor", "fan_in"):
         if execution[name] is None:
             del execution[name]
@@ -248,7 +248,7 @@ def resolved(
         if name is not None and name not in ALGORITHMS:  # plug-ins are known by now
             raise ConfigError(f"{where}: algorithm", error.what, error.remedy) from None
         for part, overrides in (("base", defaults), ("settings", [*defaults, *settings]), ("grid", shared)):
-            if str(_mistake(base, overrides, name)) == str(error):
+            if str(_error_in(base, overrides, name)) == str(error):
                 where = part
                 break
         raise ConfigError(f"{where}: {error.where}", error.what, error.remedy) from None
@@ -259,7 +259,7 @@ def _field(change: str) -> str:
     return change.partition("=")[0].split(".")[1]
 
 
-def _mistake(base: str | dict[str, Any], settings: Sequence[str], name: str | None) -> ConfigError | None:
+def _error_in(base: str | dict[str, Any], settings: Sequence[str], name: str | None) -> ConfigError | None:
     """The error in a base with these settings, without those of the method; None if there is none."""
     try:
         load(base, settings) if name is None else load(variant(base, settings, name))

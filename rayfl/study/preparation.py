@@ -19,7 +19,7 @@ from rayfl.study.plan import PlannedRun, place_of, plan, points
 from rayfl.study.results import Results, check_columns
 from rayfl.study.running import is_finished
 
-_LONGEST = 60.0
+_MOST_SECONDS = 60.0
 """Seconds for reading data before the first run; what is not read by then is checked by the run itself."""
 
 
@@ -109,7 +109,7 @@ def check_clients(runs: Iterable[PlannedRun]) -> None:
     for run in runs:
         c = run.config
         parts = repr((c.data, c.partition, c.model, c.loss, c.events, c.public_samples))
-        if parts not in divided and time.monotonic() - start > _LONGEST:
+        if parts not in divided and time.monotonic() - start > _MOST_SECONDS:
             continue
         try:
             if parts not in divided:
@@ -127,7 +127,7 @@ def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
     for published in study.expected:
         statements += [
             (claim, claim_rules.parse(claim.claim, study.methods, axes))
-            for claim in _expected(study, published)
+            for claim in _figure_claims(study, published)
         ]
     for claim in study.claims:
         for axis, point in claim.at.items():
@@ -140,10 +140,10 @@ def _check_at(claim: Claim, axis: str, point: Any, axes: Mapping[str, Sequence[s
     def fail(what: str, remedy: str) -> ConfigError:
         return ConfigError(f"claims: {claim.claim!r}: at", what, remedy)
 
-    claim_rules.point_of(claim_rules.axis_of(axis, axes, fail), _text(point), axes, fail)
+    claim_rules.point_of(claim_rules.axis_of(axis, axes, fail), _point_text(point), axes, fail)
 
 
-def _text(point: Any) -> str:
+def _point_text(point: Any) -> str:
     return (
         f"{point:g}"
         if isinstance(point, float)
@@ -153,7 +153,7 @@ def _text(point: Any) -> str:
     )
 
 
-def _expected(study: StudyFile, expected: Any) -> list[Claim]:
+def _figure_claims(study: StudyFile, expected: Any) -> list[Claim]:
     """A claim for each published figure that has a tolerance."""
     if expected.within is None:
         return []
@@ -178,7 +178,7 @@ def judge(prepared: Prepared, results: Results) -> list[Judgement]:
         fail = ConfigError  # checked before
         at = {
             claim_rules.axis_of(a, axes, fail): claim_rules.point_of(
-                claim_rules.axis_of(a, axes, fail), _text(p), axes, fail
+                claim_rules.axis_of(a, axes, fail), _point_text(p), axes, fail
             )
             for a, p in claim.at.items()
         }

@@ -34,15 +34,15 @@ class StudyDisplay:
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console, self._clock = console, clock
-        self.watch = Watch(self._begin, self._done, self._lost)
+        self.watch = Watch(self._begin, self._report_outcome, self._report_lost)
         self._runs: list[PlannedRun] = []
         self._paths: dict[str, Path] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._finished = 0
-        self._before = 0
-        self._first: tuple[int, float] | None = None
+        self._rounds_before = 0
+        self._first_progress: tuple[int, float] | None = None
         """The rounds that were complete when the first new one was seen, and when that was."""
-        self._end = threading.Event()
+        self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._progress: Progress | None = None
         self._task: Any = None
@@ -55,10 +55,10 @@ class StudyDisplay:
 
     def close(self) -> None:
         """Close the progress bar and print the remaining lines."""
-        self._end.set()
+        self._closing.set()
         if self._thread is not None:
             self._thread.join()
-            self._look()
+            self._update()
             self._thread = None
         if self._progress is not None:
             self._progress.stop()
@@ -66,13 +66,13 @@ class StudyDisplay:
 
     def _begin(self, title: str, runs: Sequence[PlannedRun], allocation: Allocation) -> None:
         self.close()
-        self._runs, self._told, self._finished = list(runs), set(), 0
+        self._runs, self._reported, self._finished = list(runs), set(), 0
         self._paths = {run.key: directory_of(run) for run in runs}
-        self._before, self._first = sum(map(rounds_done, self._paths.values())), None
+        self._rounds_before, self._first_progress = sum(map(rounds_done, self._paths.values())), None
         parallel = f", {allocation.jobs} at a time" if allocation.jobs > 1 else ""
         actors = f", {allocation.actors} client actors each" if allocation.actors else ""
         todo = f": {len(runs)} to do" if runs else ""
-        self._say(f"{title}{todo}{parallel}{actors}")
+        self._print(f"{title}{todo}{parallel}{actors}")
         if not runs:
             return
         if self.console.is_terminal:
@@ -88,59 +88,63 @@ class StudyDisplay:
                 speed_estimate_period=600,
             )
             total = sum(run.config.rounds for run in runs)
-            self._task = self._progress.add_task(f"0/{len(runs)} runs", total=total, completed=self._before)
+            self._task = self._progress.add_task(
+                f"0/{len(runs)} runs", total=total, completed=self._rounds_before
+            )
             self._progress.start()
-        self._end.clear()
+        self._closing.clear()
         self._thread = threading.Thread(target=self._follow, name="rayfl-study-progress", daemon=True)
         self._thread.start()
 
     def _follow(self) -> None:
-        while not self._end.wait(_TICK):
-            self._look()
+        while not self._closing.wait(_TICK):
+            self._update()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         finished, rounds = [], 0
         for run in self._runs:
             path = self._paths[run.key]
-            rounds += run.config.rounds if run.key in self._told else rounds_done(path)
-            if run.key not in self._told and is_finished(run):
+            rounds += run.config.rounds if run.key in self._reported else rounds_done(path)
+            if run.key not in self._reported and is_finished(run):
                 finished.append(run)
-        if self._first is None and rounds > self._before:
-            self._first = rounds, self._clock()
+        if self._first_progress is None and rounds > self._rounds_before:
+            self._first_progress = rounds, self._clock()
         for run in finished:
-            self._told.add(run.key)
+            self._reported.add(run.key)
             self._finished += 1
             done = f"{self._finished}/{len(self._runs)}"
-            self._say(f"{done}  {run.title}: {_result(self._paths[run.key])}{self._left(rounds)}")
+            self._print(
+                f"{done}  {run.title}: {_result_text(self._paths[run.key])}{self._remaining_time(rounds)}"
+            )
         if self._progress is not None:
             text = f"{self._finished}/{len(self._runs)} runs"
             self._progress.update(self._task, completed=rounds, description=text)
 
-    def _left(self, rounds: int) -> str:
+    def _remaining_time(self, rounds: int) -> str:
         """The remaining time of all runs as text; empty on a terminal, whose progress bar shows it.
 
         It is estimated from the rounds after the first new one was seen: before that, processes were started
         and data were read.
         """
         total = sum(run.config.rounds for run in self._runs)
-        baseline, since = self._first or (rounds, 0.0)
+        baseline, since = self._first_progress or (rounds, 0.0)
         if self._progress is not None or rounds <= baseline or rounds >= total:
             return ""
         of_round = (self._clock() - since) / (rounds - baseline)
         return f"; about {duration((total - rounds) * of_round)} left"
 
-    def _done(self, run: PlannedRun, outcome: Outcome) -> None:
+    def _report_outcome(self, run: PlannedRun, outcome: Outcome) -> None:
         if outcome.state == "failed":
-            self._say(f"{run.title}: failed: {outcome.error}")
+            self._print(f"{run.title}: failed: {outcome.error}")
 
-    def _lost(self, run: PlannedRun) -> None:
-        self._say(f"{run.title}: its process died; another one goes on with it")
+    def _report_lost(self, run: PlannedRun) -> None:
+        self._print(f"{run.title}: its process died; another one goes on with it")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _result(path: Any) -> str:
+def _result_text(path: Any) -> str:
     try:
         summary = RunDirectory(path).read_json("summary.json") or {}
     except Damaged:

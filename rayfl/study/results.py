@@ -85,13 +85,13 @@ def known_numbers() -> frozenset[str]:
     return frozenset(names)
 
 
-_USUAL = ("accuracy_mean", "accuracy_worst10", "loss_mean", "bytes_up", "seconds", "rounds_to_80")
+_SUGGESTED = ("accuracy_mean", "accuracy_worst10", "loss_mean", "bytes_up", "seconds", "rounds_to_80")
 """Numbers that are suggested if no known name is similar to the one given."""
 
-_UNTIL = re.compile(r"(rounds|bytes)_to_(\d+(?:\.\d+)?)")
-_GROUP = re.compile(r"accuracy_group_\d+")
+_TARGET_COLUMN = re.compile(r"(rounds|bytes)_to_(\d+(?:\.\d+)?)")
+_GROUP_COLUMN = re.compile(r"accuracy_group_\d+")
 
-_LESS = ("loss", "perplexity", "var", "bytes", "seconds", "rounds_to", "_se")
+_LESS_IS_BETTER = ("loss", "perplexity", "var", "bytes", "seconds", "rounds_to", "_se")
 """Parts of the names of columns in which less is better."""
 
 _UNRANKED = re.compile(r"(\w+_)?round_best_\w+|clusters|fallbacks|newcomers|distinct_test_samples|pruned_\w+")
@@ -99,7 +99,7 @@ _UNRANKED = re.compile(r"(\w+_)?round_best_\w+|clusters|fallbacks|newcomers|dist
 
 
 @cache
-def _errors() -> re.Pattern[str]:
+def _error_measures() -> re.Pattern[str]:
     """The measures of losses that are errors, after any prefix."""
     names = sorted(name for loss in LOSSES.values() for name in loss.lower_is_better)
     return re.compile(rf"(\w+_)?({'|'.join(map(re.escape, names))})_mean(_best_\w+)?")
@@ -109,7 +109,7 @@ def better(column: str) -> Literal["more", "less"] | None:
     """Whether more or less of a number is better; None where neither is."""
     if _UNRANKED.fullmatch(column):
         return None
-    less = any(part in column for part in _LESS) or _errors().fullmatch(column)
+    less = any(part in column for part in _LESS_IS_BETTER) or _error_measures().fullmatch(column)
     return "less" if less else "more"
 
 
@@ -126,10 +126,14 @@ def check_columns(columns: Sequence[str], where: str, configs: Sequence[Config])
     """
     known_names = known_numbers()
     for column in columns:
-        if column not in known_names and not _UNTIL.fullmatch(column) and not _GROUP.fullmatch(column):
+        if (
+            column not in known_names
+            and not _TARGET_COLUMN.fullmatch(column)
+            and not _GROUP_COLUMN.fullmatch(column)
+        ):
             remedy = nearest(column, known_names)
             if not remedy.startswith("did"):  # there are hundreds
-                remedy = f"such as {', '.join(_USUAL)}; a run's summary.json has all of them"
+                remedy = f"such as {', '.join(_SUGGESTED)}; a run's summary.json has all of them"
             raise ConfigError(where, f"no run has a number named {column!r}", remedy)
         for part, (setting, has) in NEEDS.items():
             if part in column and not any(map(has, configs)):
@@ -152,13 +156,13 @@ def numbers_of(path: Path, columns: Sequence[str] = ()) -> dict[str, float]:
         if group.get("accuracy_mean") is not None:
             numbers[f"accuracy_group_{group['id']}"] = float(group["accuracy_mean"])
     for column in columns:
-        match = _UNTIL.fullmatch(column)
+        match = _TARGET_COLUMN.fullmatch(column)
         if match:
-            numbers[column] = _until(directory, match[1], float(match[2]))
+            numbers[column] = _spent_until(directory, match[1], float(match[2]))
     return numbers
 
 
-def _until(directory: RunDirectory, what: str, target: float) -> float:
+def _spent_until(directory: RunDirectory, what: str, target: float) -> float:
     """Rounds, or bytes sent up, until the mean accuracy first reached a target; NaN if it never did."""
     rounds = directory.read_frame("rounds.csv")
     reached = rounds.index[rounds["accuracy_mean"] >= target]
@@ -212,18 +216,18 @@ class Results:
                 except Damaged:
                     continue
             if run.key in by_key:
-                numbers[run.method, _place(run.point), run.seed] = by_key[run.key]
+                numbers[run.method, _point_key(run.point), run.seed] = by_key[run.key]
         return numbers
 
     @cached_property
-    def _by_place(self) -> dict[tuple[str, str], dict[int, dict[str, float]]]:
+    def _by_point(self) -> dict[tuple[str, str], dict[int, dict[str, float]]]:
         """The numbers of all runs, by method and point and then by seed; empty if there are none."""
-        by_place: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
+        by_point: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
         for run in self.runs:
-            place = _place(run.point)
+            place = _point_key(run.point)
             numbers = self._numbers.get((run.method, place, run.seed), {})
-            by_place.setdefault((run.method, place), {})[run.seed] = numbers
-        return by_place
+            by_point.setdefault((run.method, place), {})[run.seed] = numbers
+        return by_point
 
     @property
     def points(self) -> list[dict[str, str]]:
@@ -257,7 +261,7 @@ class Results:
         """The version of rayfl that began each finished run, by key; new versions do not repeat runs."""
         versions = {}
         for run in self.runs:
-            if (run.method, _place(run.point), run.seed) in self._numbers and run.key not in versions:
+            if (run.method, _point_key(run.point), run.seed) in self._numbers and run.key not in versions:
                 with contextlib.suppress(Damaged, KeyError, TypeError):
                     environment = RunDirectory(directory_of(run)).read_json("environment.json") or {}
                     versions[run.key] = str(environment["versions"]["rayfl"])
@@ -270,7 +274,7 @@ class Results:
 
     def values(self, method: str, point: Mapping[str, str], column: str) -> dict[int, float]:
         """A number of the runs by seed; NaN if a run lacks it, failed, or has not been run."""
-        runs = self._by_place.get((method, _place(point)), {})
+        runs = self._by_point.get((method, _point_key(point)), {})
         return {seed: numbers.get(column, math.nan) for seed, numbers in runs.items()}
 
     def interval(self, method: str, point: Mapping[str, str], column: str) -> Interval:
@@ -308,26 +312,28 @@ class Results:
         """
         methods = list(self.study.methods)
         places = [(point, seed) for point in self.points for seed in self.seeds]
-        blocks = [[self._ranked(method, point, seed, column) for method in methods] for point, seed in places]
+        blocks = [
+            [self._value_to_rank(method, point, seed, column) for method in methods] for point, seed in places
+        ]
         if better(column) is None or not blocks:
             return dict.fromkeys(methods, math.nan)
         ranks = mean_ranks(blocks, better(column) == "more")
         return dict(zip(methods, ranks.tolist(), strict=True))
 
-    def _ranked(self, method: str, point: Mapping[str, str], seed: int, column: str) -> float:
+    def _value_to_rank(self, method: str, point: Mapping[str, str], seed: int, column: str) -> float:
         value = self.values(method, point, column).get(seed, math.nan)
-        finished = (method, _place(point), seed) in self._numbers
-        return math.inf if math.isnan(value) and finished and _UNTIL.fullmatch(column) else value
+        finished = (method, _point_key(point), seed) in self._numbers
+        return math.inf if math.isnan(value) and finished and _TARGET_COLUMN.fullmatch(column) else value
 
     def frame(self) -> pd.DataFrame:
         """``runs.csv``: one row per run with method, point, seed, settings that differ, and all numbers."""
         import pandas as pd
 
-        differing = _differing([run.config.to_dict() for run in self.runs])
+        differing = _settings_that_differ([run.config.to_dict() for run in self.runs])
         rows = []
         for run, settings in zip(self.runs, differing, strict=True):
             path = directory_of(run)
-            numbers = self._numbers.get((run.method, _place(run.point), run.seed), {})
+            numbers = self._numbers.get((run.method, _point_key(run.point), run.seed), {})
             state = "finished" if is_finished(run) else "failed" if run.key in self.errors else "missing"
             rows.append(
                 {
@@ -346,17 +352,17 @@ class Results:
         return pd.DataFrame(rows)
 
 
-def _place(point: Mapping[str, str]) -> str:
+def _point_key(point: Mapping[str, str]) -> str:
     return json.dumps(dict(point), sort_keys=True)
 
 
-_UNTOLD = ("seed", "name", "output", "execution", "plugins")
+_NOT_COMPARED = ("seed", "name", "output", "execution", "plugins")
 """Settings that are not compared: how a run is named, written and executed."""
 
 
-def _differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _settings_that_differ(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """For each config, the settings that are not the same in all of them, by dotted path."""
-    flattened = [flat({k: v for k, v in c.items() if k not in _UNTOLD}) for c in configs]
+    flattened = [flat({k: v for k, v in c.items() if k not in _NOT_COMPARED}) for c in configs]
     names = list(dict.fromkeys(name for settings in flattened for name in settings))
     missing = object()
     differ = [
@@ -389,7 +395,7 @@ def _count(value: float) -> str:
     return number(float(value), 0 if float(value).is_integer() else 1)
 
 
-_WORDS = {
+_TITLES = {
     "accuracy_mean": "mean accuracy (%)",
     "accuracy_weighted": "accuracy weighted by test samples (%)",
     "accuracy_median": "median accuracy (%)",
@@ -412,7 +418,7 @@ _PREFIXES = {
     "finetuned_": "fine-tuned",
 }
 
-_CHOSEN = {
+_ENDINGS = {
     "_best_validation": "best round by validation",
     "_best_test": "best round by the test data themselves",
 }
@@ -420,7 +426,7 @@ _CHOSEN = {
 
 def title_of(column: str) -> str:
     """A column as text: which number, of which model, on which data, after which round."""
-    match = _UNTIL.fullmatch(column)
+    match = _TARGET_COLUMN.fullmatch(column)
     if match:
         return f"{match[1]} to {match[2]} %"
     qualifiers: list[str] = []
@@ -428,10 +434,10 @@ def title_of(column: str) -> str:
     for prefix, words in _PREFIXES.items():
         if rest.startswith(prefix):
             qualifiers, rest = [*qualifiers, words], rest.removeprefix(prefix)
-    for ending, words in _CHOSEN.items():
+    for ending, words in _ENDINGS.items():
         if rest.endswith(ending):
             qualifiers, rest = [*qualifiers, words], rest.removesuffix(ending)
-    return ", ".join([_WORDS.get(rest, rest.replace("_", " ")), *qualifiers])
+    return ", ".join([_TITLES.get(rest, rest.replace("_", " ")), *qualifiers])
 
 
 def cell(interval: Interval, column: str, seeds: int = 0) -> str:

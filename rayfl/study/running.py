@@ -22,11 +22,11 @@ from rayfl.rundir import RunDirectory
 from rayfl.study.inputs import Seen, check_unchanged
 from rayfl.study.plan import PlannedRun
 
-_PATIENCE = 2.0
+_CHECK_SECONDS = 2.0
 """Seconds between two checks of whether another process has finished a run that this one needs, too."""
 
 
-_ROOM = 3600.0
+_ROOM_SECONDS = 3600.0
 """Seconds for which a run waits for room for its actors."""
 
 
@@ -101,7 +101,7 @@ def fetch(runs: Sequence[PlannedRun]) -> None:
     Raises:
         DiskError: if the storage does not answer.
     """
-    missing = {run.key: remote for run in runs if (remote := _published(run)) is not None}
+    missing = {run.key: remote for run in runs if (remote := _remote_of(run)) is not None}
     names = {root: published(root) for root in {remote.root for remote in missing.values()}}
     for key, remote in missing.items():
         for name in names[remote.root]:
@@ -109,7 +109,7 @@ def fetch(runs: Sequence[PlannedRun]) -> None:
                 Remote(remote.root, name).fetch(staging(remote.root) / name)
 
 
-def _published(run: PlannedRun) -> Remote | None:
+def _remote_of(run: PlannedRun) -> Remote | None:
     """Where a run may be published; None if it is finished here, or is kept on this machine only."""
     return None if is_finished(run) else run.config.output.remote(directory_of(run).name)
 
@@ -157,7 +157,7 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
     try:
         config = job.config
         path = str(config.output.folder / job.name)
-        deadline = time.monotonic() + _ROOM
+        deadline = time.monotonic() + _ROOM_SECONDS
         while True:
             if os.path.exists(job.stop):
                 raise _StopAsked
@@ -166,13 +166,13 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
                 api.run_once(config, job.name, listen)
                 return asdict(Outcome("finished", path))
             except Held:  # another study has begun it
-                time.sleep(_PATIENCE)
+                time.sleep(_CHECK_SECONDS)
             except ConfigError as error:
                 # Parallel runs have taken all room, for example after the loss of a node.
                 crowded = config.execution.backend == "ray" and error.where == "execution.actors"
                 if not crowded or time.monotonic() > deadline:
                     raise
-                time.sleep(_PATIENCE)
+                time.sleep(_CHECK_SECONDS)
     except (_StopAsked, Interrupted):
         return asdict(Outcome("stopped", path))
     except RayflError as error:
@@ -209,7 +209,7 @@ class Allocation:
     def execution(self) -> dict[str, Any]:
         """Settings of every run."""
         if self.actors:
-            return {"backend": "ray", "actors": self.actors, "wait": _ROOM}
+            return {"backend": "ray", "actors": self.actors, "wait": _ROOM_SECONDS}
         return {"backend": "inline"}
 
 

@@ -43,12 +43,12 @@ class Work:
     @property
     def runs(self) -> int:
         """Number of runs of a trial, which are executed one after another."""
-        return len(points(self.study)) * len(_tune(self.study).seeds)
+        return len(points(self.study)) * len(_tune_of(self.study).seeds)
 
-    def __call__(self, given: tuple[Settings, Callable[[dict[str, Any]], None]]) -> dict[str, Any]:
+    def __call__(self, trial: tuple[Settings, Callable[[dict[str, Any]], None]]) -> dict[str, Any]:
         """Try settings: train with them, and report the validation metric after every round with tests."""
-        settings, report = given
-        tune = _tune(self.study)
+        settings, report = trial
+        tune = _tune_of(self.study)
         name = f"validation_{tune.metric}"
         scores: list[float] = []
 
@@ -96,7 +96,7 @@ def most_runs(study: StudyFile) -> int:
     remaining = [label for label in methods_to_search(study) if remembered(study, label) is None]
     if not remaining:
         return 0
-    tune = _tune(study)
+    tune = _tune_of(study)
     return tune.samples * len(tune.seeds) * len(points(study)) * len(remaining)
 
 
@@ -113,11 +113,11 @@ def methods_to_search(study: StudyFile) -> list[str]:
 
 
 def _makes_a_difference(study: StudyFile, label: str) -> bool:
-    tune = _tune(study)
+    tune = _tune_of(study)
     low = {name: _examples(values)[0] for name, values in tune.space.items()}
-    first = _base(study, label, low).key
+    first = _first_run(study, label, low).key
     return any(
-        _base(study, label, {**low, name: value}).key != first
+        _first_run(study, label, {**low, name: value}).key != first
         for name, values in tune.space.items()
         for value in _examples(values)[1:]
     )
@@ -134,7 +134,7 @@ def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> 
     """
     from rayfl.runtime import trials
 
-    tune = _tune(study)
+    tune = _tune_of(study)
     metric = f"validation_{tune.metric}"
     work = Work(study, label, str(stop.absolute()), allocation.execution)
     rounds = max(planned(study, label, p, tune.seeds[0], {}).config.rounds for p in points(study))
@@ -155,7 +155,7 @@ def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> 
     return SearchOutcome(label, tuple(tried))
 
 
-def remember(study: StudyFile, found: SearchOutcome) -> None:
+def remember(study: StudyFile, outcome: SearchOutcome) -> None:
     """Keep the outcome of a search that has ended.
 
     ASHA ends trials early depending on what other trials have reported by then. So a second search could
@@ -164,16 +164,16 @@ def remember(study: StudyFile, found: SearchOutcome) -> None:
     Raises:
         DiskError
     """
-    path = _path(study, found.method)
+    path = _outcome_file(study, outcome.method)
     files.make(path.parent, parents=True)
-    tried = [{**trial, "score": _finite(trial["score"])} for trial in found.tried]
-    files.write(path, json.dumps(clean({"method": found.method, "tried": tried}), indent=1) + "\n")
+    tried = [{**trial, "score": _finite_or_none(trial["score"])} for trial in outcome.tried]
+    files.write(path, json.dumps(clean({"method": outcome.method, "tried": tried}), indent=1) + "\n")
 
 
 def remembered(study: StudyFile, label: str) -> SearchOutcome | None:
     """The outcome of an earlier search for the same method among the same settings; None if there is none."""
     try:
-        record = json.loads(_path(study, label).read_text(encoding="utf-8"))
+        record = json.loads(_outcome_file(study, label).read_text(encoding="utf-8"))
         tried = [
             {**trial, "score": -math.inf if trial["score"] is None else float(trial["score"])}
             for trial in record["tried"]
@@ -184,34 +184,34 @@ def remembered(study: StudyFile, label: str) -> SearchOutcome | None:
         return None  # a damaged file counts as missing: the search is repeated
 
 
-def chosen(study: StudyFile, found: Iterable[SearchOutcome]) -> Chosen:
+def chosen(study: StudyFile, outcomes: Iterable[SearchOutcome]) -> Chosen:
     """What searches chose, for every point of the grid; a method whose trials all failed has no entry."""
     return {
         (outcome.method, place_of(point)): outcome.chosen
-        for outcome in found
+        for outcome in outcomes
         for point in points(study)
         if outcome.chosen is not None
     }
 
 
-def _path(study: StudyFile, label: str) -> Path:
+def _outcome_file(study: StudyFile, label: str) -> Path:
     """The file of a search, named by a hash of the runs that it executes and the settings that it draws."""
-    tune = _tune(study)
+    tune = _tune_of(study)
     runs = [planned(study, label, point, seed, {}) for point in points(study) for seed in tune.seeds]
     settings = tune.model_dump(include={"space", "metric", "samples", "search", "scheduler"})
     hashed = [[run.key for run in runs], settings]
-    if named := _named(study, label, runs):
+    if named := _named_hashes(study, label, runs):
         hashed.append(named)
     key = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
     return runs[0].config.output.folder / FOLDER / f"{key}.json"
 
 
-def _named(study: StudyFile, label: str, runs: Sequence[PlannedRun]) -> list[str]:
+def _named_hashes(study: StudyFile, label: str, runs: Sequence[PlannedRun]) -> list[str]:
     """The hashes of files and plug-ins that values in the space name, except for those of ``runs``."""
-    space = _tune(study).space
+    space = _tune_of(study).space
     low = {name: _examples(values)[0] for name, values in space.items()}
     configs = [
-        _base(study, label, {**low, name: value}).config
+        _first_run(study, label, {**low, name: value}).config
         for name, values in space.items()
         for value in _examples(values)
         if not isinstance(value, bool | int | float | None)  # numbers name nothing
@@ -220,8 +220,8 @@ def _named(study: StudyFile, label: str, runs: Sequence[PlannedRun]) -> list[str
     return sorted(hashes.difference(*((*sources_of(r.config), *contents_of(r.config)) for r in runs[:1])))
 
 
-def _base(study: StudyFile, label: str, settings: Settings) -> PlannedRun:
-    return planned(study, label, points(study)[0], _tune(study).seeds[0], settings)
+def _first_run(study: StudyFile, label: str, settings: Settings) -> PlannedRun:
+    return planned(study, label, points(study)[0], _tune_of(study).seeds[0], settings)
 
 
 def _examples(values: Any) -> list[Any]:
@@ -235,10 +235,10 @@ def _examples(values: Any) -> list[Any]:
     return [low, high - 1 if kind == "randint" else (low + high) / 2]
 
 
-def _finite(score: float) -> float | None:
+def _finite_or_none(score: float) -> float | None:
     return score if math.isfinite(score) else None
 
 
-def _tune(study: StudyFile) -> Tune:
+def _tune_of(study: StudyFile) -> Tune:
     assert study.tune is not None
     return study.tune

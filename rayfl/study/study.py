@@ -40,7 +40,7 @@ from rayfl.study.running import (
     unfinished,
 )
 
-_LONGEST_NAME = 120
+_LONGEST_FOLDER = 120
 """Characters of the name of a folder; file systems take 255 bytes."""
 
 
@@ -110,25 +110,25 @@ class Runner:
             jobs = [job_of(run, stop, allocation.execution) for run in missing]
             if self.inline:
                 outcomes = run_inline(jobs, lambda key, event: self.watch.event(by_key[key], event))
-                self._take(outcomes, by_key)
+                self._record_outcomes(outcomes, by_key)
             else:
                 with interruptible(stop.touch):
                     outcomes = on_ray(
                         jobs,
                         allocation,
                         lambda key: self.watch.lost(by_key[key]),
-                        lambda key: self._keep(by_key[key]),
+                        lambda key: self._archive_run(by_key[key]),
                     )
-                    self._take(outcomes, by_key)
+                    self._record_outcomes(outcomes, by_key)
 
-    def _keep(self, run: PlannedRun) -> None:
-        """Add a run to the archive while others go on; errors are ignored, since :meth:`_take` retries."""
+    def _archive_run(self, run: PlannedRun) -> None:
+        """Add a run to the archive while others go on, ignoring errors: :meth:`_record_outcomes` retries."""
         if self.archive is not None:
             with suppress(RayflError):
                 archives.add([run], self.archive)
 
-    def _take(self, found: Any, by_key: Mapping[str, PlannedRun]) -> None:
-        for job, outcome in found:
+    def _record_outcomes(self, outcomes: Any, by_key: Mapping[str, PlannedRun]) -> None:
+        for job, outcome in outcomes:
             assert isinstance(job, Job)
             if outcome.state == "finished" and not is_finished(by_key[job.key]):
                 elsewhere = "it finished on a node that does not write to the same folder as this one"
@@ -167,7 +167,7 @@ def run_study(
     Raises:
         ConfigError, DataError: before anything runs, in one line.
     """
-    study = source if isinstance(source, StudyFile) else _read(source, size, settings, seeds)
+    study = source if isinstance(source, StudyFile) else _read_source(source, size, settings, seeds)
     prepared = prepare(study)
     results_folder = (
         Path(os.path.expanduser(folder)) if folder else folder_of(study, size, seeds=seeds, settings=settings)
@@ -175,7 +175,7 @@ def run_study(
     return execute(prepared, results_folder, inline, jobs)
 
 
-def _read(
+def _read_source(
     source: Mapping[str, Any] | Path | str, size: str, settings: Sequence[str], seeds: str
 ) -> StudyFile:
     if isinstance(source, Mapping):
@@ -201,9 +201,9 @@ def folder_of(
     """
     chosen = [size, *only, f"seeds{seeds}" if seeds else "", *settings]
     name = re.sub(r"[^\w.,=+-]+", "_", "-".join([study.name, *filter(None, chosen)]))
-    if len(name) > _LONGEST_NAME:
+    if len(name) > _LONGEST_FOLDER:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-        name = f"{name[: _LONGEST_NAME - 9]}-{digest}"
+        name = f"{name[: _LONGEST_FOLDER - 9]}-{digest}"
     return Path("studies") / name
 
 
@@ -239,8 +239,8 @@ def execute(
     chosen: tuning.Chosen = {}
     tuned: list[dict[str, Any]] = []
     if study.tune is not None:
-        chosen, tuned = _tune(prepared, runner)
-        files.write(folder / "tuned.json", json.dumps(clean(_finite(tuned)), indent=1) + "\n")
+        chosen, tuned = _choose_settings(prepared, runner)
+        files.write(folder / "tuned.json", json.dumps(clean(_without_infinities(tuned)), indent=1) + "\n")
         if runner.stopped:  # what the study itself would run is not known yet: no tables, no verdicts
             return Study(folder, Results(study, (), prepared.columns, runner.errors), (), tuple(tuned), True)
         tuning.check_measured(study.tune, tuned)
@@ -254,23 +254,23 @@ def execute(
     return executed
 
 
-def _finite(values: Any) -> Any:
+def _without_infinities(values: Any) -> Any:
     if isinstance(values, list):
-        return [_finite(value) for value in values]
+        return [_without_infinities(value) for value in values]
     if isinstance(values, dict):
-        return {key: _finite(value) for key, value in values.items()}
+        return {key: _without_infinities(value) for key, value in values.items()}
     return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
-def _tune(prepared: Prepared, runner: Runner) -> tuple[tuning.Chosen, list[dict[str, Any]]]:
+def _choose_settings(prepared: Prepared, runner: Runner) -> tuple[tuning.Chosen, list[dict[str, Any]]]:
     study = prepared.study
     assert study.tune is not None
     if study.tune.is_grid:
         runner.run("choosing settings", [run for each in prepared.candidates for run in each.runs])
         chosen = tuning.best(study, prepared.candidates)
-        tried = tuning.told(study, prepared.candidates)
+        tried = tuning.trial_records(study, prepared.candidates)
     else:
-        chosen, tried = _search(study, runner)
+        chosen, tried = _search_settings(study, runner)
     for each in tried:
         places = [each["at"]] if each.get("at") else points(study)  # a search chooses for all points together
         each["chosen"] = any(
@@ -279,7 +279,7 @@ def _tune(prepared: Prepared, runner: Runner) -> tuple[tuning.Chosen, list[dict[
     return chosen, tried
 
 
-def _search(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, list[dict[str, Any]]]:
+def _search_settings(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, list[dict[str, Any]]]:
     """Draw settings for one method after another; searches that have ended before are not repeated."""
     if runner.inline:
         raise ConfigError("--inline", "a search needs Ray", "list the values instead, or leave --inline out")

@@ -49,8 +49,8 @@ class TextTable:
     def latex(self) -> str:
         """A ``tabular`` in the style of ``booktabs``."""
         columns = "l" * self.left + "r" * (len(self.header) - self.left)
-        body = [" & ".join(map(_tex, row)) + r" \\" for row in self.rows]
-        head = " & ".join(map(_tex, self.header)) + r" \\"
+        body = [" & ".join(map(_latex, row)) + r" \\" for row in self.rows]
+        head = " & ".join(map(_latex, self.header)) + r" \\"
         inner = "\n".join([r"\toprule", head, r"\midrule", *body, r"\bottomrule"])
         caption = f"% {_one_line(self.caption)}\n" if self.caption else ""
         return f"{caption}\\begin{{tabular}}{{{columns}}}\n{inner}\n\\end{{tabular}}\n"
@@ -71,7 +71,7 @@ _TEX_SIGNS = {" - ": " $-$ ", "+-": r"$\pm$"}
 """Signs in claims."""
 
 
-def _tex(text: str) -> str:
+def _latex(text: str) -> str:
     """A cell or heading in LaTeX; the sign of a negative number becomes a minus, not a hyphen."""
     pieces = re.split(r"( - |\+-|(?<![\w.-])-(?=\d))", _one_line(text))
     return "".join(
@@ -119,7 +119,7 @@ def main_table(results: Results, tall: bool = False) -> TextTable:
                 header.append(f"{source}{f', {where}' if where else ''}")
                 for line, (row, label) in zip(body, itertools.product(rows, study.methods), strict=True):
                     point = {axis: {**row, **at}[axis] for axis in study.axes}
-                    value = _published(results, column, source, label, point)
+                    value = _published_figure(results, column, source, label, point)
                     line.append(UNKNOWN if value is None else written(column)(value))
                     sort_keys.append(value)
     return TextTable(tuple(header), tuple(map(tuple, body)), 1 + len(down), _caption(results), values)
@@ -153,7 +153,7 @@ def _sources(results: Results, column: str) -> list[str]:
     return list(dict.fromkeys(e.source for e in results.study.expected if e.column == column))
 
 
-def _published(
+def _published_figure(
     results: Results, column: str, source: str, method: str, point: Mapping[str, str]
 ) -> float | None:
     """The figure that a source gives for a method at a point; None if it gives none."""
@@ -191,7 +191,7 @@ def comparison_table(results: Results) -> TextTable | None:
         for line, each in enumerate(compared):
             if not place:
                 rows.append([each.method, *each.point.values()])
-            rows[line] += [cell(each.difference, column, len(results.seeds)), _p(each.p)]
+            rows[line] += [cell(each.difference, column, len(results.seeds)), _p_text(each.p)]
     caption = (
         f"Differences to {results.reference}, paired over seeds, ± half of the 95 % interval; p-values of "
         "paired t-tests, adjusted by Holm's method for all comparisons of a column; none where all seeds "
@@ -200,7 +200,7 @@ def comparison_table(results: Results) -> TextTable | None:
     return TextTable(tuple(header), tuple(map(tuple, rows)), 1 + len(axes), caption, values)
 
 
-def _p(value: float) -> str:
+def _p_text(value: float) -> str:
     return UNKNOWN if value != value else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
@@ -230,7 +230,7 @@ def claim_table(judgements: Sequence[Judgement]) -> TextTable:
     """One row per claim and point."""
     rows, values = [], []
     for judgement in judgements:
-        value, between = _amounts(judgement)
+        value, between = _value_and_interval(judgement)
         where = ", ".join(spoken(axis, name) for axis, name in judgement.point.items())
         verdict = f"{judgement.verdict}: {judgement.why}" if judgement.why else judgement.verdict
         origin = "; ".join(filter(None, (judgement.source, judgement.protocol)))
@@ -245,14 +245,14 @@ def claim_lines(judgements: Sequence[Judgement]) -> list[str]:
     lines = []
     for judgement in judgements:
         at = "".join(f", {spoken(axis, name)}" for axis, name in judgement.point.items())
-        value, between = _amounts(judgement)
+        value, between = _value_and_interval(judgement)
         bounds = f" ({between})" * judgement.interval.known
         why = f"; {judgement.why}" * bool(judgement.why)
         lines.append(f"{judgement.verdict:<10} {judgement.statement.text}{at}: {value}{bounds}{why}")
     return lines
 
 
-def _amounts(judgement: Judgement) -> tuple[str, str]:
+def _value_and_interval(judgement: Judgement) -> tuple[str, str]:
     """The value of a claim and its interval with their units: ``11.02 points``, ``9.80 to 12.24 points``."""
     interval, unit = judgement.interval, unit_of(judgement.statement)
     value = amount(interval.mean, unit) if interval.n else UNKNOWN
@@ -290,7 +290,8 @@ def tidy(results: Results) -> pd.DataFrame:
         for point, label in itertools.product(results.points, results.study.methods):
             interval = results.interval(label, point, column)
             figures = [
-                _published(results, column, source, label, point) for source in _sources(results, column)
+                _published_figure(results, column, source, label, point)
+                for source in _sources(results, column)
             ]
             published = [figure for figure in figures if figure is not None]
             rows.append(

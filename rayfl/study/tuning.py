@@ -164,7 +164,7 @@ def check_measured(tune: Tune, tried: Sequence[Mapping[str, Any]]) -> None:
 
     Args:
         tune: of the study.
-        tried: see :func:`told`.
+        tried: see :func:`trial_records`.
 
     Raises:
         ConfigError
@@ -179,7 +179,7 @@ def check_measured(tune: Tune, tried: Sequence[Mapping[str, Any]]) -> None:
             )
 
 
-def best(study: StudyFile, found: Sequence[Candidate]) -> Chosen:
+def best(study: StudyFile, tried: Sequence[Candidate]) -> Chosen:
     """The settings with the highest score for every method; of equal ones the first.
 
     A method without a finished candidate has no entry: it keeps the settings of the study.
@@ -187,15 +187,15 @@ def best(study: StudyFile, found: Sequence[Candidate]) -> Chosen:
     tune = study.tune
     assert tune is not None
     chosen: Chosen = {}
-    for label, point in itertools.product({c.method: None for c in found}, points(study)):
-        of_method = [candidate for candidate in found if candidate.method == label]
+    for label, point in itertools.product({c.method: None for c in tried}, points(study)):
+        of_method = [candidate for candidate in tried if candidate.method == label]
         scores = [each.score(tune.metric, point if tune.per == "point" else None) for each in of_method]
         if max(scores) > -math.inf:
             chosen[label, place_of(point)] = of_method[scores.index(max(scores))].settings
     return chosen
 
 
-def told(study: StudyFile, found: Sequence[Candidate]) -> list[dict[str, Any]]:
+def trial_records(study: StudyFile, tried: Sequence[Candidate]) -> list[dict[str, Any]]:
     """For ``tuned.json``: what was tried, and its score at every point of the grid."""
     tune = study.tune
     assert tune is not None
@@ -208,6 +208,6 @@ def told(study: StudyFile, found: Sequence[Candidate]) -> list[dict[str, Any]]:
             "state": "finished" if all(map(is_finished, candidate.at(point))) else "failed",
             "paths": [str(directory_of(run)) for run in candidate.at(point)],
         }
-        for candidate in found
+        for candidate in tried
         for point in points(study)
     ]

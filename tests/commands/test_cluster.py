@@ -19,7 +19,7 @@ from rayfl.clustering.linkage import number_by_first
 from rayfl.commands.cluster import cluster_without_training, write
 from rayfl.config import load
 from rayfl.errors import ConfigError
-from rayfl.report.clusterings import _matrix, show
+from rayfl.report.clusterings import _draw_matrix, show
 from tests.report.reading import titles, values
 
 CLUSTERS = {"clustering": {"n_clusters": 3}}
@@ -123,7 +123,7 @@ def test_the_matrix_names_the_clients_in_its_order(settings: dict[str, Any]) -> 
     (alone,), _ = cluster_without_training([load({**settings, **CLUSTERS, "algorithm": "pacfl"})])
     clusters = alone.clusters
     axes = Figure().subplots()
-    _matrix(axes, clusters)
+    _draw_matrix(axes, clusters)
     shown = [int(tick.get_text()) for tick in axes.get_xticklabels()]
     assert sorted(shown) == list(range(len(clusters.labels)))
     assert (np.diff(clusters.labels[shown]) >= 0).all()

@@ -10,7 +10,7 @@ import pytest
 
 from rayfl.errors import RayflError
 from rayfl.report.charts import curves
-from rayfl.report.compare import Comparison, _different, compare_table, differences, write_comparison
+from rayfl.report.compare import Comparison, _difference_lines, compare_table, differences, write_comparison
 from rayfl.report.files import RunFiles
 from rayfl.report.html import METRICS, ROUNDS, line_of, write_report
 from rayfl.statistics import mean_interval
@@ -263,5 +263,5 @@ def test_perplexity_is_shown_where_a_run_has_one(make_run: MakeRun, tmp_path: Pa
 
 def test_a_difference_of_many_runs_names_the_first() -> None:
     names = [f"run-{i}" for i in range(9)]
-    (line,) = _different(names, "partition.alpha", [0.1] * 3 + [0.3] * 6)
+    (line,) = _difference_lines(names, "partition.alpha", [0.1] * 3 + [0.3] * 6)
     assert line == "partition.alpha: 0.1 (run-0, run-1, run-2); 0.3 (run-3, run-4, run-5 and 3 more)"

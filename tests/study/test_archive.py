@@ -160,7 +160,7 @@ def test_a_run_of_another_process_is_left_alone(first: Any, tmp_path: Path) -> N
 def test_an_estimate_counts_them(first: Any, tmp_path: Path) -> None:
     _, root = first
     prepared = prepare(take(STUDY, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
-    assert estimate(prepared.runs, 1, root / "archive").there == 2
+    assert estimate(prepared.runs, 1, root / "archive").finished == 2
 
 
 def test_damage_is_seen(first: Any, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_clients_that_cannot_be_given_data_are_found_before_anything_runs(
 def test_an_estimate_finds_the_runs_with_chosen_settings(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayfl.study.estimate._timed", lambda run: (_Cost(), ""))
+    monkeypatch.setattr("rayfl.study.estimate._timed_cost", lambda run: (_Cost(), ""))
     tune = "tune: {training.lr: [0.02, 0.2], on: validation, seeds: [100]}\n"
     (folder / "typed.yaml").write_text(STUDY + tune)
     assert rayfl(capsys, "study", "typed.yaml", "--inline", "--check")[0] == 0

@@ -30,7 +30,7 @@ def legend_of(figure: Any) -> Any:
 @pytest.mark.parametrize("count", [2, 20])
 def test_every_method_has_a_look_of_its_own_and_a_line_in_the_legend(count: int) -> None:
     figure = plots([f"method {number}" for number in range(count)]).trade_off()
-    looks = {figures._look(place) for place in range(count)}
+    looks = {figures._method_style(place) for place in range(count)}
     assert len(looks) == count
     names = [text.get_text() for text in legend_of(figure).get_texts()]
     assert names == [f"method {number}" for number in range(count)]
@@ -62,6 +62,6 @@ def test_a_font_is_found_that_has_the_letters(monkeypatch: pytest.MonkeyPatch) -
         return SimpleNamespace(get_char_index=lambda letter: int(letter in known))
 
     monkeypatch.setattr(figures, "get_font", font)
-    assert figures._fonts(["FedAvg"]) == {"font.family": ["DejaVu Sans"]}
-    assert figures._fonts(["联邦 FedAvg"]) == {"font.family": ["DejaVu Sans", "Micro Hei"]}
-    assert figures._fonts(["联邦"]) == {"font.family": ["Micro Hei"]}
+    assert figures._font_settings(["FedAvg"]) == {"font.family": ["DejaVu Sans"]}
+    assert figures._font_settings(["联邦 FedAvg"]) == {"font.family": ["DejaVu Sans", "Micro Hei"]}
+    assert figures._font_settings(["联邦"]) == {"font.family": ["Micro Hei"]}

@@ -256,7 +256,7 @@ def test_of_many_pictures_the_times_count(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_large_folders_are_listed_once_for_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "_MANY", 1)
+    monkeypatch.setattr(inputs, "_MANY_FILES", 1)
     now = [0.0]
     monkeypatch.setattr(inputs.time, "monotonic", lambda: now.__setitem__(0, now[0] + 1) or now[0])
     for name in "ab":

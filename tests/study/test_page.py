@@ -37,7 +37,7 @@ def test_of_many_rounds_some_are_drawn(
 ) -> None:
     """As many as there is room for, up to the last; runs of two lengths have rounds in common."""
     runs = [run_of(tmp_path / "a", 301), run_of(tmp_path / "b", 400)]
-    monkeypatch.setattr(page, "_files", lambda *_: runs)
+    monkeypatch.setattr(page, "_run_files", lambda *_: runs)
     monkeypatch.setattr(page, "MOST_NUMBERS", 2500)
     section = page._over_rounds(results_of(["FedAvg", "SOLO"], points))
     assert section is not None
@@ -47,7 +47,7 @@ def test_of_many_rounds_some_are_drawn(
     assert rounds[-1] == 301
     assert f"{len(rounds)} of 301 rounds are drawn, evenly spaced." in section.note
     monkeypatch.undo()
-    monkeypatch.setattr(page, "_files", lambda *_: runs)
+    monkeypatch.setattr(page, "_run_files", lambda *_: runs)
     section = page._over_rounds(results_of(["FedAvg", "SOLO"], points))
     assert section is not None
     assert section.note == ""
@@ -55,7 +55,7 @@ def test_of_many_rounds_some_are_drawn(
 
 def test_the_clients_of_a_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [run_of(tmp_path / "a", 2, rmse_last=[1.5, 2.5])]
-    monkeypatch.setattr(page, "_files", lambda *_: runs)
+    monkeypatch.setattr(page, "_run_files", lambda *_: runs)
     section = page._clients(results_of(["FedAvg"], [{}]))
     assert section is not None
     assert section.charts[0].option["dataset"][0]["source"]["median"] == [2]

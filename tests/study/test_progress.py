@@ -23,7 +23,7 @@ class Runs:
         monkeypatch.setattr(progress, "directory_of", lambda run: Path(run.key))
         monkeypatch.setattr(progress, "rounds_done", lambda path: self.done[str(path)])
         monkeypatch.setattr(progress, "is_finished", lambda run: self.done[run.key] == 10)
-        monkeypatch.setattr(progress, "_result", lambda path: "done")
+        monkeypatch.setattr(progress, "_result_text", lambda path: "done")
         self.display = progress.StudyDisplay(Console(file=self.text), lambda: self.now)
         runs: list[Any] = [
             SimpleNamespace(key=name, title=name, config=SimpleNamespace(rounds=10)) for name in names
@@ -33,7 +33,7 @@ class Runs:
     def look(self, now: float, **done: int) -> None:
         self.now = now
         self.done.update(done)
-        self.display._look()
+        self.display._update()
 
     def lines(self) -> list[str]:
         self.display.close()

@@ -681,7 +681,7 @@ def test_runs_that_are_there_say_what_happens_once(tmp_path: Path) -> None:
     directory.write_json("summary.json", {"seconds": 1057.0})
     directory.table("rounds.csv", [{"round": 0, "seconds": 1000.0}, {"round": 1, "seconds": 7.0}])
     found = estimate(prepared.runs)
-    assert found.there == 1
+    assert found.finished == 1
     assert found.seconds == pytest.approx(50 + 1000 + 29 * 7)
 
 
@@ -709,7 +709,7 @@ def test_a_run_that_never_reached_a_target_is_the_last(done: Any) -> None:
     vars(results)["_numbers"] = numbers
     assert results.ranks("rounds_to_99") == {"FedAvg": 2.0, "SOLO": 1.0}
     vars(results)["_numbers"] = {place: n for place, n in numbers.items() if place[0] == "SOLO"}
-    vars(results).pop("_by_place")
+    vars(results).pop("_by_point")
     assert all(math.isnan(rank) for rank in results.ranks("rounds_to_99").values())  # a run that is missing
 
 

@@ -132,8 +132,8 @@ def test_labels_are_no_mathematics_in_figures() -> None:
     figures = importlib.import_module("rayfl.study.figures")
     drawn = pytest.importorskip("matplotlib.figure").Figure()
     axes = drawn.subplots()
-    axes.plot([1], [1], label=figures._plain(r"$\frac$ and $5"))
-    axes.plot([1], [2], label=figures._plain("_hidden"))
+    axes.plot([1], [1], label=figures._escaped(r"$\frac$ and $5"))
+    axes.plot([1], [2], label=figures._escaped("_hidden"))
     legend = axes.legend()
     drawn.draw_without_rendering()
     assert len(legend.get_texts()) == 2
@@ -143,7 +143,7 @@ def test_long_labels_are_broken_into_lines_in_figures() -> None:
     """A label of a hundred characters in one line would leave no room for the axes."""
     figures = importlib.import_module("rayfl.study.figures")
     label = "a label of many words " * 4
-    lines = figures._plain(label).splitlines()
+    lines = figures._escaped(label).splitlines()
     assert len(lines) > 2
-    assert max(map(len, lines)) <= figures._WIDTH
+    assert max(map(len, lines)) <= figures._LABEL_WIDTH
     assert " ".join(lines) == label.strip()
