@@ -49,12 +49,12 @@ def kernels() -> Path:
     Raises:
         OSError: if the kernels' sources cannot be read.
     """
-    digest = hashlib.sha256(f"{sources()}{_compiler()}".encode())
+    digest = hashlib.sha256(f"{sources()}{_compiler_version()}".encode())
     return cache() / f"{_KERNELS.name}_{digest.hexdigest()[:16]}"
 
 
 @functools.cache
-def _compiler() -> str:
+def _compiler_version() -> str:
     return " ".join(f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite"))
 
 
@@ -105,7 +105,7 @@ def stamp() -> Path:
     Raises:
         OSError: if the kernels' source cannot be read.
     """
-    environment = f"{sys.version}{_compiler()}{_cpu()}{sources()}"
+    environment = f"{sys.version}{_compiler_version()}{_cpu()}{sources()}"
     digest = hashlib.sha256(environment.encode())
     return cache() / f"compiled-{digest.hexdigest()[:16]}"
 

@@ -48,13 +48,15 @@ class Batches:
 
     def train(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs ``(n, ...)`` and targets of training samples, by their ids: see :meth:`Samples.targets`."""
-        return self._both("train", indices)
+        return self._inputs_and_targets("train", indices)
 
     def test(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs ``(n, ...)`` and targets of the test samples ``indices`` ``(n,)``."""
-        return self._both("test", indices)
+        return self._inputs_and_targets("test", indices)
 
-    def _both(self, part: Part, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _inputs_and_targets(
+        self, part: Part, indices: NDArray[np.integer]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         targets = torch.from_numpy(self.samples.targets(part, indices)).to(self.device)
         return self.inputs(self.samples.inputs(part, indices)), targets
 
@@ -67,7 +69,7 @@ class KeptSamples:
     """
 
     def __init__(self, most: int) -> None:
-        self._left, self._found = most, dict[bytes, tuple[torch.Tensor, torch.Tensor, int]]()
+        self._bytes_left, self._cached = most, dict[bytes, tuple[torch.Tensor, torch.Tensor, int]]()
 
     def read(
         self,
@@ -78,15 +80,15 @@ class KeptSamples:
         changed them.
         """
         key = ids.tobytes()
-        if key in self._found:
-            x, y, version = self._found[key]
+        if key in self._cached:
+            x, y, version = self._cached[key]
             if x._version == version:
                 return x, y
         x, y = read(ids)
         size = x.nbytes + y.nbytes
-        if size <= self._left and key not in self._found:
-            self._left -= size
-            self._found[key] = x, y, x._version
+        if size <= self._bytes_left and key not in self._cached:
+            self._bytes_left -= size
+            self._cached[key] = x, y, x._version
         return x, y
 
 

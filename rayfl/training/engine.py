@@ -120,25 +120,25 @@ def choose_engine(spec: ModelSpec, wanted: str = "auto", precision: Precision = 
     torch.set_num_threads(1)
     try:
         if precision != "float32":
-            _check_reduced(spec, precision)
+            _check_precision(spec, precision)
         return ("loop", "as set") if wanted == "loop" else _first_that_agrees(spec, wanted, precision)
     finally:
         torch.set_num_threads(threads)
 
 
-def _check_reduced(spec: ModelSpec, precision: Precision) -> None:
+def _check_precision(spec: ModelSpec, precision: Precision) -> None:
     """Check that a network trains in reduced precision, which not every operation supports.
 
     Raises:
         ConfigError: if it fails.
     """
-    batches, work = _example(spec, torch.device("cpu")), LocalWork(epochs=1, batch_size=3, lr=1e-2)
+    batches, work = _trial_batches(spec, torch.device("cpu")), LocalWork(epochs=1, batch_size=3, lr=1e-2)
     try:
-        _train(LoopEngine(spec, batches, 0), work, 0)
+        _trained_models(LoopEngine(spec, batches, 0), work, 0)
     except Unsupported:
         return  # it fails in float32, too; the run will report the client and the error
     try:
-        _train(LoopEngine(spec, batches, 0, precision=precision), work, 0)
+        _trained_models(LoopEngine(spec, batches, 0, precision=precision), work, 0)
     except Unsupported as problem:
         message = f"the network does not train in {precision}: {problem}"
         raise ConfigError("training.precision", message, "use float32") from None
@@ -158,7 +158,7 @@ def _first_that_agrees(spec: ModelSpec, wanted: str, precision: Precision) -> tu
         if name == "loop":
             break
         try:
-            gap, apart = _trials(spec, name, precision)
+            gap, apart = _full_trial(spec, name, precision)
         except Unsupported as problem:
             reasons.append(f"not {name}: {_short(str(problem))}")
         except Exception as problem:  # a model that torch.func cannot vectorise fails in its own ways
@@ -208,7 +208,7 @@ def open_engine(
     if engine.network.draws:
         # No trial: on a GPU a plain module and a generator per client draw different numbers.
         return engine, f"{name} on {where} without graphs: each client draws random numbers of its own"
-    problem = _problem(lambda: _trials(spec, name, precision, device)[0], "the plain loop")
+    problem = _problem(lambda: _full_trial(spec, name, precision, device)[0], "the plain loop")
     if problem:
         loop = LoopEngine(spec, batches, seed, precision=precision)
         return loop, f"loop on {where}, not {name}: {problem}"
@@ -246,25 +246,25 @@ def _guided_gap(spec: ModelSpec, precision: Precision, device: torch.device) -> 
     guide = torch.from_numpy(spec.initial(index=1)).to(device).expand(2, -1)
     work, gaps = LocalWork(epochs=1, batch_size=3, lr=1e-2), [math.inf]
     for seed in range(TRIALS):
-        batches, terms = _example(spec, device, seed), Terms(guides=Guides((guide,), pull))
+        batches, terms = _trial_batches(spec, device, seed), Terms(guides=Guides((guide,), pull))
         engine = VmapEngine(spec, batches, 0, least=1, precision=precision)
-        expected = _train(LoopEngine(spec, batches, 0, precision=precision), work, 0, terms)
-        gaps.append(_gap(_train(engine, work, 0, terms), expected, spec))
+        expected = _trained_models(LoopEngine(spec, batches, 0, precision=precision), work, 0, terms)
+        gaps.append(_gap(_trained_models(engine, work, 0, terms), expected, spec))
         if gaps[-1] <= TOLERANCE:
             break
     return float(np.nanmin(gaps))
 
 
-def _problem(gap: Callable[[], float], other: str) -> str:
+def _problem(gap: Callable[[], float], reference: str) -> str:
     """Describe what is wrong with the outcome of a trial; empty if nothing is."""
     try:
         distance = gap()
     except Exception as error:  # CUDA, its libraries and torch.func fail in their own ways
         return f"{type(error).__name__}: {error}".split("\n")[0]
-    return "" if distance <= TOLERANCE else f"{distance:.0e} away from {other} in a trial"
+    return "" if distance <= TOLERANCE else f"{distance:.0e} away from {reference} in a trial"
 
 
-def _example(spec: ModelSpec, device: torch.device, seed: int = 0) -> Batches:
+def _trial_batches(spec: ModelSpec, device: torch.device, seed: int = 0) -> Batches:
     """Seven samples for trials."""
     rng = np.random.default_rng(seed)
     x, words = spec.model.example(spec.shape, spec.classes, 7, rng)
@@ -275,7 +275,7 @@ def _example(spec: ModelSpec, device: torch.device, seed: int = 0) -> Batches:
     return Batches(samples, device)
 
 
-def _begin(spec: ModelSpec) -> torch.Tensor:
+def _trial_model(spec: ModelSpec) -> torch.Tensor:
     """A model ``(P,)`` for trials, with noise on all parameters: otherwise an engine that ignores parameters
     that begin at one or zero, as those of normalisations do, would pass."""
     model, rng = spec.initial(), np.random.default_rng(0)
@@ -287,30 +287,30 @@ def _begin(spec: ModelSpec) -> torch.Tensor:
     return torch.from_numpy(model)
 
 
-def _train(engine: Engine, work: LocalWork, round: int, terms: Terms = NO_TERMS) -> torch.Tensor:
+def _trained_models(engine: Engine, work: LocalWork, round: int, terms: Terms = NO_TERMS) -> torch.Tensor:
     """Models of two clients ``(2, P)`` after training on five and two of the samples."""
-    start = _begin(engine.spec).to(engine.batches.device).expand(2, -1)
+    start = _trial_model(engine.spec).to(engine.batches.device).expand(2, -1)
     result = engine.train(work, round, [0, 1], [np.arange(5), np.arange(5, 7)], start, terms)
     if result.failures:
         raise Unsupported(next(iter(result.failures.values())).strip().splitlines()[-1])
     return result.rows
 
 
-def _gap(one: torch.Tensor, other: torch.Tensor, spec: ModelSpec) -> float:
-    """Distance between the results of two engines, relative to the second one's update.
+def _gap(rows: torch.Tensor, expected: torch.Tensor, spec: ModelSpec) -> float:
+    """Distance between the results of two engines, relative to the update of ``expected``.
 
     The larger of the distances of parameters and of buffers: buffers may be few, or change little.
     """
-    initial = _begin(spec).to(other)
+    initial = _trial_model(spec).to(expected)
     gaps = [
-        float((one[:, part] - other[:, part]).norm())
-        / max(float((other[:, part] - initial[part]).norm()), 1e-12)
+        float((rows[:, part] - expected[:, part]).norm())
+        / max(float((expected[:, part] - initial[part]).norm()), 1e-12)
         for part in (slice(spec.n_parameters), slice(spec.n_parameters, None))
     ]
     return float(np.max(gaps))  # NaN if one is
 
 
-def _trials(
+def _full_trial(
     spec: ModelSpec,
     name: str,
     precision: Precision,
@@ -335,20 +335,20 @@ def _trial(
     apart: list[str] = []
     work, gaps = LocalWork(epochs=1, batch_size=3, lr=1e-2), [math.inf]
     for seed in range(TRIALS):
-        batches = _example(spec, device, seed)
+        batches = _trial_batches(spec, device, seed)
         engine = make(spec, batches, 0, precision=precision)
         if isinstance(engine, VmapEngine) and engine.least < math.inf:
             engine.least = 1  # so that two clients train together, as many would
-        results = [_train(engine, work, 0)]
+        results = [_trained_models(engine, work, 0)]
         apart = sorted((engine.apart if isinstance(engine, VmapEngine) else None) or ())
         if isinstance(engine, BatchedEngine) and engine.compiled is not None:
             engine.compiled = None  # for some work it trains layer by layer: try that, too
-            results.append(_train(engine, work, 0))
+            results.append(_trained_models(engine, work, 0))
         del engine  # before another one is built: models may be large
-        expected, allowed = _train(LoopEngine(spec, batches, 0), work, 0), 0.0
+        expected, allowed = _trained_models(LoopEngine(spec, batches, 0), work, 0), 0.0
         if precision != "float32":
             loop = LoopEngine(spec, batches, 0, precision=precision)
-            allowed = COARSER * _gap(_train(loop, work, 0), expected, spec)
+            allowed = COARSER * _gap(_trained_models(loop, work, 0), expected, spec)
         gaps.append(float(np.max([_gap(result, expected, spec) for result in results])) - allowed)
         if gaps[-1] <= TOLERANCE:
             break
@@ -376,7 +376,7 @@ def try_recording(
     Raises:
         Exception: if steps cannot be recorded.
     """
-    batches, plain = _example(spec, device), LocalWork(epochs=2 * (WARM_UPS + 3), batch_size=3, lr=1e-2)
+    batches, plain = _trial_batches(spec, device), LocalWork(epochs=2 * (WARM_UPS + 3), batch_size=3, lr=1e-2)
     ones = torch.ones(2, spec.P, device=batches.device)
     gaps = []
     for work, terms in (
@@ -393,8 +393,8 @@ def try_recording(
         for round in range(2):
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # the engine warns if it stops recording half-way
-                models = _train(recorded, work, round, terms)
-            gaps.append(_gap(models, _train(ordinary, work, round, terms), spec))
+                models = _trained_models(recorded, work, round, terms)
+            gaps.append(_gap(models, _trained_models(ordinary, work, round, terms), spec))
         if not (recorded.recorded and recorded.recorded.replays):
             raise Unsupported("no step was replayed")
     return float(np.max(gaps))  # NaN if one is

@@ -85,8 +85,8 @@ def watching(module: nn.Module, layer: str) -> Iterator[Callable[[torch.Tensor],
     """
     inputs: list[torch.Tensor] = []
 
-    def keep(_: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        inputs[:] = given[:1]
+    def keep(_: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        inputs[:] = args[:1]
 
     def seen(outputs: torch.Tensor) -> Seen:
         if not inputs:

@@ -81,8 +81,8 @@ class LoopEngine:
         self.module = spec.build().to(batches.device)
         self.forward = Forward(spec, self.module)
         self._channels_last = channels_last and len(spec.shape) == 3
-        self._rest = {n: b.clone() for n, b in self.module.named_buffers() if n not in spec.names}
-        self._judge: nn.Module | None = None  # runs the guides' models, in evaluation mode
+        self._extra_buffers = {n: b.clone() for n, b in self.module.named_buffers() if n not in spec.names}
+        self._guide_module: nn.Module | None = None  # runs the guides' models, in evaluation mode
 
     def one_by_one(self, clients: int) -> bool:
         """Always True: clients train one after another."""
@@ -125,35 +125,35 @@ class LoopEngine:
             try:
                 plan = _steps(work, shuffled[row], None if terms.visits is None else terms.visits[row])
                 with seeded(key(self.seed, "train", *moment(round, work.phase), client)):
-                    losses[row] = self._client(
+                    losses[row] = self._train_client(
                         work,
                         indices[row],
                         plan,
                         rows[row],
-                        _OwnTerms.of(terms, row),
+                        _ClientTerms.of(terms, row),
                         None if snapshots is None else snapshots[row],
                     )
                 steps[row] = len(plan)
             except Exception:
                 failures[row] = traceback.format_exc()
-        self._reset()
+        self._reset_buffers()
         return TrainedBlock(rows, losses, steps, failures, snapshots)
 
-    def _reset(self) -> None:
+    def _reset_buffers(self) -> None:
         """Restore buffers that are not part of the model, so that no state passes from one client to the
         next, or to the tests of a model.
         """
         for name, buffer in self.module.named_buffers():
-            if name in self._rest:
-                buffer.copy_(self._rest[name])
+            if name in self._extra_buffers:
+                buffer.copy_(self._extra_buffers[name])
 
-    def _client(
+    def _train_client(
         self,
         work: LocalWork,
         indices: NDArray[np.integer],
         plan: Sequence[Sequence[NDArray[np.intp]]],
         vector: torch.Tensor,
-        own: _OwnTerms,
+        terms: _ClientTerms,
         snapshot: torch.Tensor | None,
     ) -> float:
         """Train the model ``vector`` ``(P,)`` of one client in place; returns the mean loss over the samples
@@ -162,10 +162,10 @@ class LoopEngine:
         x, y = self.batches.train(indices)
         module = self.module.train()
         self.spec.load(module, vector)
-        self._reset()
+        self._reset_buffers()
         parameters = list(module.parameters())
-        offsets = None if own.offset is None else self._like(parameters, own.offset)
-        masks = None if own.mask is None else self._like(parameters, own.mask)
+        offsets = None if terms.offset is None else self._split_like(parameters, terms.offset)
+        masks = None if terms.mask is None else self._split_like(parameters, terms.mask)
         _hold_at_zero(parameters, masks)
         frozen = self.spec.frozen(work.frozen)
         trainable = [name not in frozen for name in self.spec.names[: len(parameters)]]
@@ -187,7 +187,7 @@ class LoopEngine:
             # A parameter that the network does not use has a gradient of zero.
             return loss.detach(), torch.autograd.grad(objective, trained, materialize_grads=True)
 
-        with self._comparing(own.guides) as compare:
+        with self._comparing(terms.guides) as compare:
             for step, batches in enumerate(plan):
                 if work.inner_lr:
                     weights = _copies(trained)
@@ -205,7 +205,7 @@ class LoopEngine:
                 if step + 1 == snapshot_step:
                     snapshot_model = torch.from_numpy(self.spec.flatten(module))
         mean = float(total) / max(1, samples)
-        tensors = (*parameters, *(b for name, b in module.named_buffers() if name not in self._rest))
+        tensors = (*parameters, *(b for name, b in module.named_buffers() if name not in self._extra_buffers))
         norms = torch.stack([torch.linalg.vector_norm(t.detach()) for t in tensors])
         check_diverged(mean, float(torch.linalg.vector_norm(norms.double())))
         self.spec.store(module, vector)
@@ -221,29 +221,37 @@ class LoopEngine:
         if guides is None:
             yield None
             return
-        if self._judge is None:
-            self._judge = self.spec.build().to(next(self.module.parameters())).eval()
-        judge, term, like = self._judge, guides.term, next(self.module.parameters())
+        if self._guide_module is None:
+            self._guide_module = self.spec.build().to(next(self.module.parameters())).eval()
+        guide_module, term, like = self._guide_module, guides.term, next(self.module.parameters())
         states = [self.spec.to_state_dict(each) for each in guides.models]
-        networks = [partial(functional_call, judge, {n: t.to(like) for n, t in v.items()}) for v in states]
-        with watching(self.module, guides.layer) as see_client, watching(judge, guides.layer) as see_guide:
+        networks = [
+            partial(functional_call, guide_module, {n: t.to(like) for n, t in v.items()}) for v in states
+        ]
+        with (
+            watching(self.module, guides.layer) as see_client,
+            watching(guide_module, guides.layer) as see_guide,
+        ):
 
             def compare(outputs: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
                 client_seen = see_client(outputs)
                 with torch.no_grad():
-                    guides_seen = [see_guide(forward(_on(each), x, self._precision)) for each in networks]
+                    guides_seen = [
+                        see_guide(forward(_function_of_samples(each), x, self._precision))
+                        for each in networks
+                    ]
                 return term(client_seen, guides_seen, y)
 
             yield compare
 
-    def _like(self, parameters: Sequence[nn.Parameter], vector: torch.Tensor) -> list[torch.Tensor]:
+    def _split_like(self, parameters: Sequence[nn.Parameter], vector: torch.Tensor) -> list[torch.Tensor]:
         """The parts of a vector ``(P,)`` that belong to the parameters, in their shapes (they come first)."""
         places = self.spec.slices[: len(parameters)]
         return [vector[s].view_as(p).to(p) for s, p in zip(places, parameters, strict=True)]
 
 
 @dataclass(frozen=True)
-class _OwnTerms:
+class _ClientTerms:
     """The terms of one client: ``(P,)`` in place of ``(B, P)``."""
 
     offset: torch.Tensor | None
@@ -251,7 +259,7 @@ class _OwnTerms:
     guides: Guides | None
 
     @classmethod
-    def of(cls, terms: Terms, row: int) -> _OwnTerms:
+    def of(cls, terms: Terms, row: int) -> _ClientTerms:
         guides = terms.guides
         return cls(
             None if terms.offset is None else terms.offset[row],
@@ -260,7 +268,9 @@ class _OwnTerms:
         )
 
 
-def _on(call: Callable[[tuple[torch.Tensor]], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+def _function_of_samples(
+    call: Callable[[tuple[torch.Tensor]], torch.Tensor],
+) -> Callable[[torch.Tensor], torch.Tensor]:
     """Turn a function of a tuple of arguments into a function of the samples."""
     return lambda x: call((x,))
 

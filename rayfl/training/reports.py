@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 Reports = Mapping[str, NDArray[np.float64]]
 """The outcome of a round's reports by name, the first axis in the order of the cohort ``(M, ...)``."""
 
-_AT_ONCE = 500
+_FORWARD_SAMPLES = 500
 """Samples in a forward pass."""
 
-_TOGETHER = 1 << 13
+_GROUP_SAMPLES = 1 << 13
 """Samples of several clients whose losses are computed together."""
 
-_CACHED = 1 << 17
+_GROUP_NUMBERS = 1 << 17
 """Numbers in a group of rows: a few arrays of this size fit in a core's cache."""
 
 
@@ -81,7 +81,7 @@ class Trained:
         Clients with the same model (one row, expanded) share forward passes.
         """
         if len(rows) and rows.stride(0) == 0:
-            groups = list(self.samples.pieces(_TOGETHER))
+            groups = list(self.samples.pieces(_GROUP_SAMPLES))
         else:
             groups = [slice(row, row + 1) for row in range(len(rows))]
         losses = np.full(len(rows), np.nan)
@@ -100,7 +100,7 @@ class Trained:
             return means
         self.forward.load(model)
         outputs, targets = [], []
-        for piece in pieces(offsets[1:], clients, self.batches.at_once(_AT_ONCE)):
+        for piece in pieces(offsets[1:], clients, self.batches.at_once(_FORWARD_SAMPLES)):
             inputs, target = self.batches.train(values[offsets[piece.start] : offsets[piece.stop]])
             outputs.append(self._outputs(inputs))
             targets.append(target)
@@ -122,7 +122,7 @@ class Trained:
         """The outputs of the loaded model on inputs ``(n, ...)``."""
         import torch
 
-        size = self.batches.at_once(_AT_ONCE)
+        size = self.batches.at_once(_FORWARD_SAMPLES)
         parts = [self.forward(inputs[k : k + size]) for k in range(0, len(inputs), size)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -177,7 +177,7 @@ class UpdateLengths(ClientReport):
 
         rows, start, spec = trained.rows, trained.start, trained.spec
         # A few clients at a time, so that intermediate results fit in the cache.
-        group = max(1, len(rows) if rows.is_cuda else _CACHED // max(1, spec.P))
+        group = max(1, len(rows) if rows.is_cuda else _GROUP_NUMBERS // max(1, spec.P))
         lengths = [
             updates_of(rows[k : k + group], start[k : k + group], spec).double().norm(dim=1)
             for k in range(0, len(rows), group)

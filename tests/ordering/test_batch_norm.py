@@ -28,7 +28,7 @@ NETWORKS = {"vmap": f"{Skip.__module__}:Skip", "batched": f"{__name__}:chain"}
 def test_engines_train_the_same_curriculum(
     run: Run, engine: str, score: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vmap, "_LEAST", 1)
+    monkeypatch.setattr(vmap, "_LEAST_CLIENTS", 1)
     model = {"name": "module", "target": NETWORKS[engine]}
     order = {"name": "curriculum", "score": score}
 

@@ -301,7 +301,7 @@ def test_a_client_that_fails_alone_is_left_out_of_a_streamed_block(
 ) -> None:
     from rayfl.training.loop import LoopEngine
 
-    train = LoopEngine._client
+    train = LoopEngine._train_client
 
     def broken(self: LoopEngine, work: Any, indices: Any, plan: Any, vector: Any, *rest: Any) -> float:
         loss = train(self, work, indices, plan, vector, *rest)
@@ -313,7 +313,7 @@ def test_a_client_that_fails_alone_is_left_out_of_a_streamed_block(
     training = {**settings["training"], "participation": 1.0, "engine": "loop"}
     execution = {**settings["execution"], "block_size": 4, "tolerate_failures": 9}
     sizes = rayfl.run({**settings, "training": training}).clients["n"].tolist()
-    monkeypatch.setattr(LoopEngine, "_client", broken)
+    monkeypatch.setattr(LoopEngine, "_train_client", broken)
     found = []
     for large in (1 << 40, 1):
         monkeypatch.setattr(host, "LARGE", large)

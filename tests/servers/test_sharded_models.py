@@ -323,7 +323,7 @@ def test_personal_layers_in_shards_of_their_own(
     """Of such a shard clients send nothing, whether they fail or not, in a tree or not."""
     from rayfl.training.loop import LoopEngine
 
-    train = LoopEngine._client
+    train = LoopEngine._train_client
 
     def broken(self: LoopEngine, work: Any, indices: Any, plan: Any, vector: Any, *rest: Any) -> float:
         if len(indices) == largest:
@@ -333,7 +333,7 @@ def test_personal_layers_in_shards_of_their_own(
     plain = made(settings, "lg_fedavg")
     plain["training"] = {**settings["training"], "engine": "loop"}
     largest = int(rayfl.run(plain).clients["n"].max())
-    monkeypatch.setattr(LoopEngine, "_client", broken)
+    monkeypatch.setattr(LoopEngine, "_train_client", broken)
     for fan_in in (None, 2):
         execution = {**settings["execution"], "tolerate_failures": 2, "block_size": 1, "fan_in": fan_in}
         tree = {**plain, "execution": execution}
@@ -392,7 +392,7 @@ def test_a_client_that_fails_leaves_no_shard(
 ) -> None:
     from rayfl.training.loop import LoopEngine
 
-    train = LoopEngine._client
+    train = LoopEngine._train_client
 
     def broken(self: LoopEngine, work: Any, indices: Any, plan: Any, vector: Any, *rest: Any) -> float:
         loss = train(self, work, indices, plan, vector, *rest)
@@ -402,7 +402,7 @@ def test_a_client_that_fails_leaves_no_shard(
         return loss
 
     largest = int(rayfl.run(settings).clients["n"].max())
-    monkeypatch.setattr(LoopEngine, "_client", broken)
+    monkeypatch.setattr(LoopEngine, "_train_client", broken)
     execution = {**settings["execution"], "tolerate_failures": 2, "block_size": 1}
     training = {**settings["training"], "engine": "loop"}
     plain = {**settings, "execution": execution, "training": training}

@@ -493,8 +493,8 @@ def opened(monkeypatch: pytest.MonkeyPatch, recorder: Any, graphs: bool = True, 
     batches = Batches(make_samples((6,), uint8=False), CPU)
     batches.device = FakeCuda()  # type: ignore[assignment]
     monkeypatch.setattr(engines, "CudaRecorder", lambda device: recorder)
-    example = engines._example
-    monkeypatch.setattr(engines, "_example", lambda spec, device, seed=0: example(spec, CPU, seed))
+    example = engines._trial_batches
+    monkeypatch.setattr(engines, "_trial_batches", lambda spec, device, seed=0: example(spec, CPU, seed))
     monkeypatch.setattr(
         engines,
         "ENGINES",

@@ -77,7 +77,7 @@ def test_a_change_of_a_kernel_that_others_call_compiles_these_again(
 def test_environments_with_another_compiler_have_caches_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """One would read what the other writes."""
     first = ahead.kernels()
-    monkeypatch.setattr(ahead, "_compiler", lambda: "numba 0.1 llvmlite 0.2")
+    monkeypatch.setattr(ahead, "_compiler_version", lambda: "numba 0.1 llvmlite 0.2")
     assert ahead.kernels() != first
 
 

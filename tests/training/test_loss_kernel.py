@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from rayfl.training.batched import network
-from rayfl.training.batched.network import _loss
+from rayfl.training.batched.network import _plain_cross_entropy
 from tests.training.bounds import assert_within, sum_error
 
 
@@ -80,7 +80,7 @@ def test_equals_autograd(
     logits, y, weights = batch(clients, samples, classes, scale, seed)
     given_ = logits.clone()
     with mock.patch.object(network, "on_gpu", return_value=not numba):
-        loss, delta = _loss(given_, y, weights)
+        loss, delta = _plain_cross_entropy(given_, y, weights)
     check(loss, delta, logits, y, weights)
     assert torch.equal(given_, logits)  # layers may keep them for their backward passes
 
@@ -89,9 +89,9 @@ def test_equals_autograd(
 @pytest.mark.parametrize("samples", [3, 7, 10])
 def test_a_client_does_not_depend_on_its_company(way: str, classes: int, samples: int) -> None:
     logits, y, weights = batch(40, samples, classes, 3.0, 0)
-    loss, delta = _loss(logits.clone(), y, weights)
+    loss, delta = _plain_cross_entropy(logits.clone(), y, weights)
     for clients in range(1, 40):
-        some, gradient = _loss(logits[:clients].clone(), y[:clients], weights[:clients])
+        some, gradient = _plain_cross_entropy(logits[:clients].clone(), y[:clients], weights[:clients])
         assert torch.equal(some, loss[:clients])
         assert torch.equal(gradient, delta[:clients])
 
@@ -100,7 +100,7 @@ def test_slices_of_larger_arrays(way: str) -> None:
     logits, y, weights = batch(4, 6, 5, 1.0, 1)
     wide = torch.zeros(4, 9, dtype=torch.float32)
     wide[:, :6] = weights
-    loss, delta = _loss(logits.transpose(0, 1).contiguous().transpose(0, 1), y, wide[:, :6])
+    loss, delta = _plain_cross_entropy(logits.transpose(0, 1).contiguous().transpose(0, 1), y, wide[:, :6])
     check(loss, delta, logits, y, weights)
 
 
@@ -109,7 +109,7 @@ def test_what_diverged_stays_so(way: str, bad: float) -> None:
     """The engine refuses a client by its loss, so that one must not look healthy; others are not touched."""
     logits, y = torch.zeros(2, 1, 4), torch.zeros(2, 1, dtype=torch.int64)
     logits[0, 0, 2] = bad
-    loss, delta = _loss(logits, y, torch.ones(2, 1))
+    loss, delta = _plain_cross_entropy(logits, y, torch.ones(2, 1))
     assert not loss[0].isfinite()
     assert not delta[0].isfinite().all()
     assert loss[1] == pytest.approx(np.log(4))
@@ -118,6 +118,6 @@ def test_what_diverged_stays_so(way: str, bad: float) -> None:
 
 def test_a_class_that_is_impossible(way: str) -> None:
     logits = torch.tensor([[[0.0, -np.inf, -1e30, 0.0]]])
-    loss, delta = _loss(logits, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1))
+    loss, delta = _plain_cross_entropy(logits, torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1))
     assert loss.item() == pytest.approx(np.log(2))
     torch.testing.assert_close(delta[0, 0], torch.tensor([-0.5, 0.0, 0.0, 0.5]), rtol=1e-6, atol=1e-30)

@@ -298,13 +298,13 @@ def test_calls_are_of_fewer_clients_the_more_a_step_reads(monkeypatch: pytest.Mo
     monkeypatch.setattr(calls, "CACHE_BYTES", 4 * spec.P)
     monkeypatch.setattr(calls, "SWEET_BYTES", 4 * spec.P * 9)
     found: list[list[int]] = []
-    chunk = BatchedEngine._chunk
+    chunk = BatchedEngine._train_chunk
 
     def counted(self: BatchedEngine, block: Any, rows: Any) -> None:
         found[-1].append(len(rows))
         chunk(self, block, rows)
 
-    monkeypatch.setattr(BatchedEngine, "_chunk", counted)
+    monkeypatch.setattr(BatchedEngine, "_train_chunk", counted)
     sgd = LocalWork(2, 4, 0.05)
     for work, names in ((sgd, ()), (sgd, ("offset",)), (replace(sgd, proximal=0.1), ("offset",))):
         found.append([])

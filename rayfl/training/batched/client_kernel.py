@@ -179,7 +179,7 @@ def train(  # type: ignore[no-untyped-def]
     empty, no_mask = np.empty(0, np.float32), np.empty(0, np.uint8)
     last = network[layers - 1]
     classes, logits_at = last[OUTPUT], last[TO]
-    drawn, lowest = _drawn(network), _lowest(network)
+    drawn, lowest = _draws_per_sample(network), _first_with_parameters(network)
     for c in range(clients):
         draws_used = 0
         w = models[c]
@@ -200,7 +200,9 @@ def train(  # type: ignore[no-untyped-def]
             for b in range(batch):
                 place = places[t, c, b]
                 labels[b], shares[b] = y[place], np.float32(1) / np.float32(batch)
-                _read(x[place], first.channels, first.pixels, acts[network[0, FROM] + b * network[0, SIZE] :])
+                _copy_sample(
+                    x[place], first.channels, first.pixels, acts[network[0, FROM] + b * network[0, SIZE] :]
+                )
 
             pass_draws = draws
             if draws is not None:
@@ -233,14 +235,16 @@ def train(  # type: ignore[no-untyped-def]
                     )
                 elif kind == FLATTEN:
                     if number > lowest:
-                        _swap(layer, batch, grads, False)
+                        _move_channels(layer, batch, grads, False)
                 elif pass_draws is not None:
                     if kind in (NORMED, PLAIN):
-                        _back_alone(layer, numbers[number], batch, number > lowest, point, memory, terms)
+                        _back_convolution(
+                            layer, numbers[number], batch, number > lowest, point, memory, terms
+                        )
                     elif kind in (BATCH_NORM, GROUP_NORM):
                         _back_through_norm(layer, numbers[number], batch, point, memory, terms)
                     elif number > lowest:
-                        _back(layer, numbers[number], batch, pass_draws, memory)
+                        _back_weightless(layer, numbers[number], batch, pass_draws, memory)
             if not looks_ahead and keep_after[c] == t // passes + 1:
                 kept[c] = w
 
@@ -265,7 +269,7 @@ def outputs(network, numbers, w, first, x, most, draws, memory, logits):  # type
         batch = min(most, len(x) - begin)
         for b in range(batch):
             inputs = memory.acts[network[0, FROM] + b * network[0, SIZE] :]
-            _read(x[begin + b], first.channels, first.pixels, inputs)
+            _copy_sample(x[begin + b], first.channels, first.pixels, inputs)
         _forward(network, numbers, batch, w, w, draws, memory)
         for b in range(batch):
             logits_begin = logits_at + b * classes
@@ -285,22 +289,22 @@ def _forward(network, numbers, batch, w, running, draws, memory):  # type: ignor
         elif kind == CONVOLUTION:
             _convolve(layer, batch, w, memory, acts[layer[TO] :], memory.winners[layer[WINNER] :])
         elif kind == FLATTEN:
-            _swap(layer, batch, acts, True)
+            _move_channels(layer, batch, acts, True)
         elif draws is not None:
             if kind == NORMED:
                 _convolve(layer, batch, w, memory, memory.planes[layer[PLANE] :], memory.winners[:0])
                 _normalise_and_pool(layer, numbers[number], batch, w, running, memory)
             elif kind == PLAIN:
                 _convolve(layer, batch, w, memory, memory.dplane, memory.winners[:0])
-                _squeeze(memory.dplane, batch * layer[OUTPUT], layer[OUTPUTS], acts[layer[TO] :])
+                _remove_padding(memory.dplane, batch * layer[OUTPUT], layer[OUTPUTS], acts[layer[TO] :])
             elif kind in (BATCH_NORM, KNOWN_NORM, GROUP_NORM):
                 _normalise(layer, numbers[number], batch, w, running, memory)
             else:
-                _on(layer, numbers[number], batch, draws, memory)
+                _forward_weightless(layer, numbers[number], batch, draws, memory)
 
 
 @jit(fastmath={"contract"})
-def _drawn(network):  # type: ignore[no-untyped-def]
+def _draws_per_sample(network):  # type: ignore[no-untyped-def]
     """How many numbers all dropouts draw per sample."""
     drawn = 0
     for number in range(len(network)):
@@ -310,7 +314,7 @@ def _drawn(network):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _lowest(network):  # type: ignore[no-untyped-def]
+def _first_with_parameters(network):  # type: ignore[no-untyped-def]
     """The first layer with parameters; no layer before it needs a gradient."""
     for number in range(len(network)):
         if network[number, KIND] <= GROUP_NORM:
@@ -319,10 +323,10 @@ def _lowest(network):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _on(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
+def _forward_weightless(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
     """Forward through a layer without weights."""
     acts, kind = memory.acts, layer[KIND]
-    x, y = _ends(layer, batch, acts)
+    x, y = _inputs_and_outputs(layer, batch, acts)
     if kind == MAXIMUM:
         winners = memory.winners[layer[WINNER] :]
         pool_kernels.maximum(acts[layer[FROM] :], _pooling(layer, batch), acts[layer[TO] :], winners)
@@ -337,10 +341,10 @@ def _on(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _back(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
+def _back_weightless(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
     """Back through a layer without weights."""
     grads, kind = memory.grads, layer[KIND]
-    dx, dy = _ends(layer, batch, grads)
+    dx, dy = _inputs_and_outputs(layer, batch, grads)
     if kind == MAXIMUM:
         winners, pooling = memory.winners[layer[WINNER] :], _pooling(layer, batch)
         pool_kernels.maximum_back(grads[layer[TO] :], winners, pooling, grads[layer[FROM] :])
@@ -351,12 +355,12 @@ def _back(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
     elif kind in (BRANCH, JOIN):
         _sum(dy, grads[layer[OTHER] :], kind == BRANCH, dx)
     else:
-        x, y = _ends(layer, batch, memory.acts)
+        x, y = _inputs_and_outputs(layer, batch, memory.acts)
         activation_kernels.backward(layer[FUNCTION], numbers[SLOPE], x, y, dy, dx)
 
 
 @jit(fastmath={"contract"})
-def _ends(layer, batch, values):  # type: ignore[no-untyped-def]
+def _inputs_and_outputs(layer, batch, values):  # type: ignore[no-untyped-def]
     """Inputs and outputs of a layer, or their gradients."""
     of, to = layer[FROM], layer[TO]
     return values[of : of + batch * layer[SIZE]], values[to : to + batch * layer[OUTPUT]]
@@ -393,7 +397,7 @@ def _pooling(layer, batch):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _read(sample, channels, pixels, inputs):  # type: ignore[no-untyped-def]
+def _copy_sample(sample, channels, pixels, inputs):  # type: ignore[no-untyped-def]
     """Copy a sample; an image gets its channels last."""
     if channels == 1:
         for k in range(pixels):
@@ -405,7 +409,7 @@ def _read(sample, channels, pixels, inputs):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _swap(layer, batch, values, flatten):  # type: ignore[no-untyped-def]
+def _move_channels(layer, batch, values, flatten):  # type: ignore[no-untyped-def]
     """Copy a layer's inputs (channels last) to its outputs (channels first, as PyTorch flattens), or back."""
     channels, pixels, size = layer[CHANNELS], layer[HEIGHT] * layer[WIDTH], layer[SIZE]
     for b in range(batch):
@@ -446,7 +450,7 @@ def _convolve(layer, batch, w, memory, y, winners):  # type: ignore[no-untyped-d
 
 
 @jit(fastmath={"contract"})
-def _squeeze(plane, size, channels, y):  # type: ignore[no-untyped-def]
+def _remove_padding(plane, size, channels, y):  # type: ignore[no-untyped-def]
     """Copy ``size`` numbers: each pixel's channels, without the padding to whole vectors; also in place."""
     lanes = (channels + LANES - 1) // LANES * LANES
     for p in range(size // channels):
@@ -462,9 +466,9 @@ def _plane(layer, batch):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _statistics(layer, groups, memory):  # type: ignore[no-untyped-def]
-    """Mean and variance of each channel: one set; for a GroupNorm ``groups`` sets, one for each sample."""
-    lanes = (layer[OUTPUTS] + LANES - 1) // LANES * LANES * groups
+def _statistics(layer, sets, memory):  # type: ignore[no-untyped-def]
+    """Mean and variance of each channel: ``sets`` of them, one per sample for a GroupNorm, else one."""
+    lanes = (layer[OUTPUTS] + LANES - 1) // LANES * LANES * sets
     begin = layer[STATISTICS]
     return memory.statistics[begin : begin + lanes], memory.statistics[begin + lanes : begin + 2 * lanes]
 
@@ -485,11 +489,11 @@ def _normalise_and_pool(layer, numbers, batch, w, running, memory):  # type: ign
         memory.acts[layer[TO] :],
         memory.winners[layer[WINNER] :],
     )
-    _run(layer, numbers, plane.batch * plane.tall * plane.wide, mean, variance, running)
+    _update_running(layer, numbers, plane.batch * plane.tall * plane.wide, mean, variance, running)
 
 
 @jit(fastmath={"contract"})
-def _run(layer, numbers, count, mean, variance, running):  # type: ignore[no-untyped-def]
+def _update_running(layer, numbers, count, mean, variance, running):  # type: ignore[no-untyped-def]
     """Update a BatchNorm's running statistics; the running variance is the unbiased one."""
     unbiased = np.float32(count) / np.float32(count - 1)
     for o in range(layer[OUTPUTS]):
@@ -511,7 +515,7 @@ def _normalise(layer, numbers, batch, w, running, memory):  # type: ignore[no-un
     elif layer[KIND] == BATCH_NORM:
         mean, variance = _statistics(layer, 1, memory)
         norm_kernels.batch(x, batch, pixels, gamma, beta, eps, mean, variance, y)
-        _run(layer, numbers, batch * pixels, mean, variance, running)
+        _update_running(layer, numbers, batch * pixels, mean, variance, running)
     else:
         mean = w[layer[RUNNING_MEAN] : layer[RUNNING_MEAN] + channels]
         variance = w[layer[RUNNING_VARIANCE] : layer[RUNNING_VARIANCE] + channels]
@@ -565,7 +569,7 @@ def _weights(layer, w):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _back_alone(layer, numbers, batch, need_input, w, memory, terms):  # type: ignore[no-untyped-def]
+def _back_convolution(layer, numbers, batch, need_input, w, memory, terms):  # type: ignore[no-untyped-def]
     """Back through a convolution all of whose outputs have a gradient: alone, or with a BatchNorm."""
     outputs, geometry, weights = layer[OUTPUTS], _geometry(layer, batch), _weights(layer, w)
     dy = memory.grads[layer[TO] :]
@@ -586,12 +590,12 @@ def _back_alone(layer, numbers, batch, need_input, w, memory, terms):  # type: i
             dgamma,
             dbeta,
         )
-        _squeeze(memory.dplane, batch * plane.tall * plane.wide * outputs, outputs, memory.dplane)
+        _remove_padding(memory.dplane, batch * plane.tall * plane.wide * outputs, outputs, memory.dplane)
         dy = memory.dplane
     conv_kernels.weight_gradient(dy, memory.padded[layer[PADDED] :], geometry, memory.dweight, memory.dbias)
     if need_input:
         conv_kernels.input_gradient(dy, weights, geometry, memory.dpadded, memory.dinput)
-        _squeeze(memory.dinput, batch * layer[SIZE], layer[CHANNELS], memory.grads[layer[FROM] :])
+        _remove_padding(memory.dinput, batch * layer[SIZE], layer[CHANNELS], memory.grads[layer[FROM] :])
     _descend_convolution(layer, len(weights), memory, terms)
     if layer[KIND] == NORMED:
         descend(layer[GAMMA], memory.dnorm[:outputs], outputs, terms)

@@ -51,7 +51,7 @@ class CompiledTraining:
         if not all(_is_small(row, _WINDOW) for row in self._layers):
             raise Unsupported("a convolution without a pooling behind it is large")
         self._numbers = np.array(table.numbers, np.float32)
-        self._needs_two = any(  # a variance over samples needs two of them
+        self._needs_two_samples = any(  # a variance over samples needs two of them
             row[kernel.KIND] == kernel.BATCH_NORM and row[kernel.SIZE] == row[kernel.OUTPUTS]
             for row in self._layers
         )
@@ -61,7 +61,7 @@ class CompiledTraining:
 
     def covers(self, work: LocalWork, terms: Terms, plan: StepPlan) -> bool:
         """Whether it supports this work, in these steps."""
-        if self._needs_two and (plan.counts == 1).any():
+        if self._needs_two_samples and (plan.counts == 1).any():
             return False  # the layers then raise an error
         if plan.counts.sum(axis=0).max(initial=0) * sum(size for size, _ in self._dropouts) > _DRAWS:
             return False
@@ -115,7 +115,7 @@ class CompiledTraining:
             raise ValueError(f"labels from {label_range}; the network has {classes} outputs")
         offsets = empty if terms.offset is None else terms.offset.contiguous().numpy()
         rates = [work.rate(step) for step in range(plan.passes // work.batches_a_step)]
-        for chunk, draws in self._parts(plan, generators):
+        for chunk, draws in self._calls(plan, generators):
             kernel.train(
                 network,
                 self._numbers,
@@ -138,7 +138,7 @@ class CompiledTraining:
             )
         return losses / np.maximum(1, plan.seen), snapshots
 
-    def _parts(
+    def _calls(
         self, plan: StepPlan, generators: Sequence[torch.Generator]
     ) -> Iterator[tuple[slice, NDArray[np.uint8] | None]]:
         """Yield the clients of each call and its dropout mask: all clients in one call, or with dropout one
@@ -161,32 +161,32 @@ class CompiledTraining:
                 begin += length
         return mask
 
-    def _prepare(self, batch: int, moves: bool, looks_ahead: bool) -> tuple[NDArray[np.int64], Memory]:
+    def _prepare(self, batch: int, has_momentum: bool, looks_ahead: bool) -> tuple[NDArray[np.int64], Memory]:
         """The network's table, and memory for ``batch`` samples or more; it grows with the longest batch."""
-        capacity, prepared = self._memory.get((moves, looks_ahead), (0, None))
+        capacity, prepared = self._memory.get((has_momentum, looks_ahead), (0, None))
         if prepared is None or capacity < batch:
-            velocity, ahead = (self.spec.P if needed else 0 for needed in (moves, looks_ahead))
+            velocity, ahead = (self.spec.P if needed else 0 for needed in (has_momentum, looks_ahead))
             prepared = _lay_out(self._layers, batch, velocity, ahead)
-            self._memory[moves, looks_ahead] = batch, prepared
+            self._memory[has_momentum, looks_ahead] = batch, prepared
         return prepared
 
 
-_WINDOW, _WINDOW_OF_TESTS, _OUTPUTS, _DENSE = 216, 640, 64, 1 << 20
+_WINDOW, _WINDOW_OF_TESTS, _OUTPUTS, _PRODUCTS = 216, 640, 64, 1 << 20
 """Bounds for a convolution in which each output pixel has a gradient.
 
 It is compiled if a pixel has at most ``_WINDOW`` inputs (``_WINDOW_OF_TESTS`` for forward passes) and
-``_OUTPUTS`` outputs, or if a sample takes at most ``_DENSE`` products. With K = 1, which is a matrix product,
-the only bound is a quarter of ``_DENSE``. Measured with 6 to 48 channels, K = 3 and 5, images of 8 to 32
+``_OUTPUTS`` outputs, or if a sample takes at most ``_PRODUCTS``. With K = 1, which is a matrix product, the
+only bound is a quarter of ``_PRODUCTS``. Measured with 6 to 48 channels, K = 3 and 5, images of 8 to 32
 pixels and batches of 10 and 32: training is 0.96 to 5.9 times as fast as with the library within these
 bounds, and 0.6 to 1.2 times above them; forward passes are 1.1 to 2.6 and 0.7 to 1 times as fast."""
 
 _DRAWS = 1 << 26
 """Largest number of dropout's draws for a client, which are drawn before it trains and take a byte each."""
 
-_TOGETHER = 10
+_SAMPLES_AT_ONCE = 10
 """Samples that go through all layers together; with more, none of the measured networks is faster."""
 
-_FEW, _MORE = 1 << 16, 1 << 20
+_MLP_WEIGHTS, _CNN_WEIGHTS = 1 << 16, 1 << 20
 """Weights of linear layers up to which forward passes of any number of samples are compiled: in networks
 without convolutions, and with convolutions, which become two to five times as fast. With more weights the
 library is faster: it reads them once."""
@@ -216,7 +216,7 @@ class CompiledForward:
             for row, numbers in zip(table.rows, table.numbers, strict=True)
             if row[kernel.KIND] == kernel.NORMED
         ]
-        rows = [_tested(row) for row in table.rows]
+        rows = [_evaluation_row(row) for row in table.rows]
         if not all(_is_small(row, _WINDOW_OF_TESTS) for row in rows):
             raise Unsupported("a convolution without a pooling behind it is large")
         self._numbers = np.array(table.numbers, np.float32)
@@ -225,14 +225,14 @@ class CompiledForward:
             row[kernel.SIZE] * row[kernel.OUTPUT] for row in rows if row[kernel.KIND] == kernel.LINEAR
         )
         convolves = any(row[kernel.KIND] in (kernel.CONVOLUTION, kernel.PLAIN) for row in rows)
-        self._always = linear <= (_MORE if convolves else _FEW)
+        self._any_batch_size = linear <= (_CNN_WEIGHTS if convolves else _MLP_WEIGHTS)
         self._no_draws = _no_draws(rows)
-        self._network, self._memory = _lay_out(rows, _TOGETHER, 0, 0)
+        self._network, self._memory = _lay_out(rows, _SAMPLES_AT_ONCE, 0, 0)
 
     def covers(self, x: torch.Tensor) -> bool:
         """Whether it supports these samples ``(n, ...)``, and is faster than the library."""
         fits = x.shape[1:] == self.spec.shape and x.dtype == torch.float32
-        return fits and (self._always or len(x) <= THIN)
+        return fits and (self._any_batch_size or len(x) <= THIN)
 
     def outputs(self, model: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Logits ``(n, classes)`` of a model ``(P,)``."""
@@ -247,7 +247,7 @@ class CompiledForward:
             model.contiguous().numpy(),
             self._images,
             x.flatten(1).contiguous().numpy(),
-            _TOGETHER,
+            _SAMPLES_AT_ONCE,
             self._no_draws,
             self._memory,
             logits.numpy(),
@@ -293,7 +293,7 @@ class _Fold:
         model[self.beta] += centred_bias * scale
 
 
-def _tested(row: list[int]) -> list[int]:
+def _evaluation_row(row: list[int]) -> list[int]:
     """The row of a layer in forward passes: a BatchNorm uses its running statistics, or is folded into its
     convolution, whose bias is then in the place of beta."""
     changed = list(row)
@@ -312,8 +312,8 @@ def _is_small(row: Sequence[int], window: int) -> bool:
     growth = 2 * row[kernel.PADDING] - row[kernel.KERNEL] + 1
     pixels, outputs = (row[kernel.HEIGHT] + growth) * (row[kernel.WIDTH] + growth), row[kernel.OUTPUTS]
     if row[kernel.KERNEL] == 1:
-        return size * outputs * pixels <= _DENSE // 4
-    return (size <= window and outputs <= _OUTPUTS) or size * outputs * pixels <= _DENSE
+        return size * outputs * pixels <= _PRODUCTS // 4
+    return (size <= window and outputs <= _OUTPUTS) or size * outputs * pixels <= _PRODUCTS
 
 
 def _no_draws(rows: Sequence[Sequence[int]]) -> NDArray[np.uint8] | None:
@@ -347,58 +347,58 @@ class _Table:
         self._shapes = dict(zip(spec.names, spec.shapes, strict=True))
         self._shape = tuple(spec.shape)  # of the next layer's input
         self._names = {id(leaf.layer): leaf.names for leaf in reading.leaves}
-        self._read_all(reading.root.layers)
+        self._add_layers(reading.root.layers)
         if not self.rows or self.rows[-1][kernel.KIND] != kernel.LINEAR:
             raise Unsupported("its last layer is not linear")
 
-    def _read_all(self, chain: Sequence[layers.Layer]) -> None:
+    def _add_layers(self, chain: Sequence[layers.Layer]) -> None:
         """Add layers that follow one another."""
         remaining = list(chain)
         while remaining:
-            self._read(remaining.pop(0), remaining)
+            self._add_layer(remaining.pop(0), remaining)
 
-    def _read(self, layer: layers.Layer, behind: list[layers.Layer]) -> None:
+    def _add_layer(self, layer: layers.Layer, behind: list[layers.Layer]) -> None:
         """Add a layer's row; layers that this row includes are removed from those ``behind`` it."""
         previous = self.rows[-1] if self.rows else None
         match layer:
             case ConvPoolReLU():
-                self._convolve(kernel.CONVOLUTION, layer.conv)
+                self._add_convolution(kernel.CONVOLUTION, layer.conv)
             case layers.Conv2d() if norm := _norm_before_pooling(layer, behind):
-                self._map(self._convolve(kernel.NORMED, layer), norm)
+                self._enter_norm(self._add_convolution(kernel.NORMED, layer), norm)
                 del behind[:3]
             case layers.Conv2d() if ConvPoolReLU.supports_alone(layer):
-                self._convolve(kernel.PLAIN, layer)
+                self._add_convolution(kernel.PLAIN, layer)
             case layers.Linear() if len(self._shape) == 1:
-                row = self._add(kernel.LINEAR, self._shapes[self._names[id(layer)]["weight"]][:1])
-                self._weigh(row, layer)
+                row = self._add_row(kernel.LINEAR, self._shapes[self._names[id(layer)]["weight"]][:1])
+                self._enter_weights(row, layer)
             case layers.BatchNorm() | layers.GroupNorm():
-                self._normalise(layer)
+                self._add_norm(layer)
             case layers.Dropout() if layer.p < 1:
-                row = self._add(kernel.DROPOUT, self._shape)
+                row = self._add_row(kernel.DROPOUT, self._shape)
                 row[kernel.DROPPED] = sum(size for size, _ in self.dropouts)
                 self.numbers[-1][kernel.SCALE] = 1 / (1 - layer.p)
                 self.dropouts.append((row[kernel.SIZE], layer.p))
             case layers.Residual():
-                self._branch(layer)
+                self._add_residual(layer)
             case layers.Flatten():
                 if previous is None or len(self._shape) == 1:  # samples lie in the order of their dimensions
                     self._shape = (math.prod(self._shape),)
                 else:
-                    self._add(kernel.FLATTEN, (math.prod(self._shape),))
+                    self._add_row(kernel.FLATTEN, (math.prod(self._shape),))
             case layers.ReLU() if previous and previous[kernel.KIND] == kernel.LINEAR:
                 previous[kernel.RELU] = 1
             case layers.ReLU():
-                self._activate("relu")
+                self._add_activation("relu")
             case layers.Activation():
-                self._activate(*layer.name)
+                self._add_activation(*layer.name)
             case layers.MaxPool2d() if (layer.padding, layer.dilation) == ((0, 0), (1, 1)):
-                self._pool(kernel.MAXIMUM, layer)
+                self._add_pooling(kernel.MAXIMUM, layer)
             case layers.AvgPool2d() if layer.padding == (0, 0):
-                self._pool(kernel.MEAN, layer)
+                self._add_pooling(kernel.MEAN, layer)
             case _:
                 raise Unsupported(f"{type(layer).__name__} here")
 
-    def _add(self, kind: int, shape: tuple[int, ...]) -> list[int]:
+    def _add_row(self, kind: int, shape: tuple[int, ...]) -> list[int]:
         """Add a row for a layer whose output has this ``shape``; returns the row."""
         row = [0] * kernel.INTEGERS
         row[kernel.KIND] = kind
@@ -412,13 +412,13 @@ class _Table:
         self.numbers.append([0.0] * 4)
         return row
 
-    def _weigh(self, row: list[int], layer: layers.Layer) -> None:
+    def _enter_weights(self, row: list[int], layer: layers.Layer) -> None:
         """Enter into the row where a layer's weights and bias are."""
         names = self._names[id(layer)]
         row[kernel.WEIGHT] = self._begins[names["weight"]]
         row[kernel.BIAS] = self._begins[names["bias"]] if "bias" in names else -1
 
-    def _convolve(self, kind: int, convolution: layers.Conv2d) -> list[int]:
+    def _add_convolution(self, kind: int, convolution: layers.Conv2d) -> list[int]:
         """Add a convolution; returns its row."""
         if len(self._shape) != 3:
             raise Unsupported(f"a convolution of {len(self._shape)} dimensions")
@@ -434,20 +434,20 @@ class _Table:
             if narrow or padding >= size:
                 raise Unsupported("an image is too small, or its padding too large")
         pooled = kind != kernel.PLAIN
-        row = self._add(kind, (outputs, *(side // 2 if pooled else side for side in pixels)))
+        row = self._add_row(kind, (outputs, *(side // 2 if pooled else side for side in pixels)))
         row[kernel.OUTPUTS : kernel.GAMMA] = [outputs, size, padding]
-        self._weigh(row, convolution)
+        self._enter_weights(row, convolution)
         return row
 
-    def _normalise(self, layer: layers.BatchNorm | layers.GroupNorm) -> None:
+    def _add_norm(self, layer: layers.BatchNorm | layers.GroupNorm) -> None:
         """Add a normalisation that is not part of a convolution's row."""
-        row = self._add(kernel.BATCH_NORM, self._shape)
+        row = self._add_row(kernel.BATCH_NORM, self._shape)
         row[kernel.OUTPUTS] = self._shape[0]
         if isinstance(layer, layers.GroupNorm):
             row[kernel.KIND], row[kernel.GROUPS] = kernel.GROUP_NORM, layer.groups
-        self._map(row, layer)
+        self._enter_norm(row, layer)
 
-    def _map(self, row: list[int], norm: layers.BatchNorm | layers.GroupNorm) -> None:
+    def _enter_norm(self, row: list[int], norm: layers.BatchNorm | layers.GroupNorm) -> None:
         """Enter where a normalisation's parameters and statistics are, and its epsilon and momentum."""
         names = self._names[id(norm)]
         if "weight" not in names or "bias" not in names:
@@ -459,24 +459,24 @@ class _Table:
             row[kernel.RUNNING_MEAN], row[kernel.RUNNING_VARIANCE] = statistics
             self.numbers[-1][kernel.MOMENTUM] = norm.momentum
 
-    def _branch(self, layer: layers.Residual) -> None:
+    def _add_residual(self, layer: layers.Residual) -> None:
         """Add a skip connection; ``OTHER`` is the row of its other end until :func:`_lay_out`."""
         begin, shape = len(self.rows), self._shape
-        branch = self._add(kernel.BRANCH, shape)
-        self._read_all(layer.inner.layers)
+        branch = self._add_row(kernel.BRANCH, shape)
+        self._add_layers(layer.inner.layers)
         if self._shape != shape:
             raise Unsupported("a skip connection between different shapes")
         branch[kernel.OTHER] = len(self.rows)
-        self._add(kernel.JOIN, shape)[kernel.OTHER] = begin
+        self._add_row(kernel.JOIN, shape)[kernel.OTHER] = begin
 
-    def _activate(self, name: str, slope: float = 0.0) -> None:
+    def _add_activation(self, name: str, slope: float = 0.0) -> None:
         """Add an elementwise activation."""
         if name not in _FUNCTIONS:
             raise Unsupported(f"{name} here")
-        self._add(kernel.ACTIVATION, self._shape)[kernel.FUNCTION] = _FUNCTIONS[name]
+        self._add_row(kernel.ACTIVATION, self._shape)[kernel.FUNCTION] = _FUNCTIONS[name]
         self.numbers[-1][kernel.SLOPE] = slope
 
-    def _pool(self, kind: int, layer: layers.MaxPool2d | layers.AvgPool2d) -> None:
+    def _add_pooling(self, kind: int, layer: layers.MaxPool2d | layers.AvgPool2d) -> None:
         """Add a pooling whose windows neither overlap nor leave the image."""
         if layer.stride != layer.kernel or layer.ceil or len(self._shape) != 3:
             raise Unsupported("a pooling whose windows overlap or leave the image")
@@ -484,7 +484,7 @@ class _Table:
         pooled = [side // window for side, window in zip(sides, layer.kernel, strict=True)]
         if min(pooled) < 1 or THIN * math.prod(self._shape) >= 2**31:  # winners are 32-bit integers
             raise Unsupported("an image is too small or too large")
-        row = self._add(kind, (channels, *pooled))
+        row = self._add_row(kind, (channels, *pooled))
         row[kernel.ROWS], row[kernel.COLUMNS] = layer.kernel
 
 

@@ -44,7 +44,7 @@ def descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
         both = o + 1 < outputs
         rows = (1 + both) * size
         if has_momentum or terms.decay != 0 or len(terms.offset):
-            _before(at, rows, terms)
+            _add_other_terms(at, rows, terms)
         p, q = total[o], total[o + 1 if both else o]
         b = 0
         while both and b + 5 <= batch:
@@ -69,7 +69,7 @@ def descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
                     q[k] += d0 * x0[k]
             b += 1
         if has_momentum or len(terms.mask):
-            _after(at, rows, terms)
+            _move_and_mask(at, rows, terms)
         at += rows
 
 
@@ -78,17 +78,17 @@ def descend(at, gradient, size, terms):  # type: ignore[no-untyped-def]
     """One step of SGD along a gradient, for ``size`` weights from ``at`` on."""
     has_momentum = len(terms.velocity) > 0
     if has_momentum or terms.decay != 0 or len(terms.offset):
-        _before(at, size, terms)
+        _add_other_terms(at, size, terms)
     scale = np.float32(1) if has_momentum else -terms.rate
     total = terms.velocity[at : at + size] if has_momentum else terms.weights[at : at + size]
     for k in range(size):
         total[k] += scale * gradient[k]
     if has_momentum or len(terms.mask):
-        _after(at, size, terms)
+        _move_and_mask(at, size, terms)
 
 
 @jit(fastmath={"contract"})
-def _before(at, size, terms):  # type: ignore[no-untyped-def]
+def _add_other_terms(at, size, terms):  # type: ignore[no-untyped-def]
     """Add a step's terms other than the gradient to the velocity or, without momentum, to the weights.
 
     The two cases have separate loops. In a common loop the array that is read could be the one that is
@@ -107,7 +107,7 @@ def _before(at, size, terms):  # type: ignore[no-untyped-def]
         elif decay != 0:
             for k in range(size):
                 v[k] += decay * w[k]
-        _add(v, np.float32(1), terms.offset, at)
+        _add_offset(v, np.float32(1), terms.offset, at)
         return
     if len(target):
         for k in range(size):
@@ -115,11 +115,11 @@ def _before(at, size, terms):  # type: ignore[no-untyped-def]
     elif decay != 0:
         for k in range(size):
             w[k] += pull * w[k]
-    _add(w, -rate, terms.offset, at)
+    _add_offset(w, -rate, terms.offset, at)
 
 
 @jit(fastmath={"contract"})
-def _add(total, scale, offset, at):  # type: ignore[no-untyped-def]
+def _add_offset(total, scale, offset, at):  # type: ignore[no-untyped-def]
     if len(offset):
         f = offset[at : at + len(total)]
         for k in range(len(total)):
@@ -127,7 +127,7 @@ def _add(total, scale, offset, at):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _after(at, size, terms):  # type: ignore[no-untyped-def]
+def _move_and_mask(at, size, terms):  # type: ignore[no-untyped-def]
     """Move along the velocity, and hold masked weights at zero."""
     w = terms.weights[at : at + size]
     if len(terms.velocity):

@@ -62,7 +62,7 @@ class Dropout(TorchFunctionMode):
             return self._elements(*args, **keywords)
         if func in _WHOLE_CHANNELS:
             return self._channels(*args, **keywords)
-        if func is functional.scaled_dot_product_attention and _probability(args, keywords):
+        if func is functional.scaled_dot_product_attention and _dropout_probability(args, keywords):
             return self._attention(*args, **keywords)
         if func is functional.multi_head_attention_forward:
             call = _MULTI_HEAD.bind(*args, **keywords)
@@ -104,7 +104,7 @@ class Dropout(TorchFunctionMode):
         scale = other.pop("scale", None)
         if any(other.values()):
             raise Unsupported(f"dropout of attention with {', '.join(other)}")
-        weights = _weights(query, key, attn_mask, is_causal, scale)
+        weights = _attention_weights(query, key, attn_mask, is_causal, scale)
         return self._dropped(weights, tuple(weights.shape), dropout_p, inplace=False) @ value
 
     def _multi_head(
@@ -129,7 +129,7 @@ class Dropout(TorchFunctionMode):
         if padding is not None:
             padding = padding[:, None, None, :]
             mask = padding if mask is None else mask + padding
-        weights = _weights(q, k, mask)
+        weights = _attention_weights(q, k, mask)
         weights = self._dropped(weights, tuple(weights.shape), other["dropout_p"], inplace=False)
         y = functional.linear(
             (weights @ v).permute(2, 0, 1, 3).flatten(2), other["out_proj_weight"], other["out_proj_bias"]
@@ -139,7 +139,7 @@ class Dropout(TorchFunctionMode):
         return y, weights.mean(1) if other["average_attn_weights"] else weights
 
 
-def _weights(
+def _attention_weights(
     query: torch.Tensor,
     key: torch.Tensor,
     mask: torch.Tensor | None,
@@ -165,18 +165,18 @@ def _as_numbers(mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor |
     return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -math.inf)
 
 
-def _probability(args: Sequence[Any], given: dict[str, Any]) -> float:
+def _dropout_probability(args: Sequence[Any], keywords: dict[str, Any]) -> float:
     """The ``dropout_p`` in a call of ``scaled_dot_product_attention``."""
-    return float(args[4] if len(args) > 4 else given.get("dropout_p", 0.0))
+    return float(args[4] if len(args) > 4 else keywords.get("dropout_p", 0.0))
 
 
-def rehearsed(samples: int, found: list[Draw]) -> Dropout:
+def rehearsed(samples: int, draws: list[Draw]) -> Dropout:
     """A mode that drops nothing, and lists what would be drawn for a batch of ``samples``."""
 
     def factors(shape: tuple[int, ...], p: float, order: tuple[int, ...]) -> torch.Tensor:
         if not shape or shape[0] != samples:
             raise Unsupported("a dropout's batch is not the batch of samples")
-        found.append(Draw(shape[1:], p, order))
+        draws.append(Draw(shape[1:], p, order))
         return torch.ones(shape)
 
     return Dropout(factors)

@@ -67,7 +67,7 @@ class BatchedEngine:
             raise Unsupported("its kernels, which are faster for small networks, compute in float32")
         self.module = spec.build().to(batches.device)
         self.clients_per_call = clients_per_call or clients_in_a_call(spec.P, batches.device.type)
-        self._in_cache = clients_per_call is None and batches.device.type == "cpu" and network is None
+        self._bounded_by_cache = clients_per_call is None and batches.device.type == "cpu" and network is None
         self.recorded: RecordedSteps | None = None
         self.compiled: CompiledTraining | None = None
         compiled_forward: CompiledForward | None = None
@@ -130,20 +130,20 @@ class BatchedEngine:
         ranking = np.argsort(-steps, kind="stable")
         begin = 0
         while begin < len(clients):
-            chunk = ranking[begin : begin + self._in_a_call(block, len(clients) - begin)]
+            chunk = ranking[begin : begin + self._clients_in_call(block, len(clients) - begin)]
             if self._attempt(block, chunk):
                 begin += len(chunk)
         return result
 
-    def _in_a_call(self, block: _Block, left: int) -> int:
-        """How many of the clients that are left the next call trains; does not depend on timings."""
+    def _clients_in_call(self, block: _Block, remaining: int) -> int:
+        """How many of the ``remaining`` clients the next call trains; does not depend on timings."""
         work, terms, clients = block.work, block.terms, self.clients_per_call
         own_target = bool(work.proximal) and (block.start.stride(0) != 0 or terms.mask is not None)
         vectors = 1.0 + own_target + (terms.offset is not None) + 0.25 * (terms.mask is not None)
-        if vectors == 1 or not self._in_cache:
+        if vectors == 1 or not self._bounded_by_cache:
             return clients
         clients = min(clients, clients_in_the_cache(self.spec.P, vectors))
-        return -(-left // -(-left // clients))  # about equally many in each call
+        return -(-remaining // -(-remaining // clients))  # about equally many in each call
 
     def _attempt(self, block: _Block, rows: NDArray[np.intp]) -> bool:
         """Train the clients at ``rows`` of the block; False: nothing has changed, and it must be tried again.
@@ -153,12 +153,12 @@ class BatchedEngine:
         """
         unrecordable, no_memory, split = "", False, False
         try:
-            self._chunk(block, rows)
+            self._train_chunk(block, rows)
         except Unrecordable as error:
             unrecordable = str(error)
         except Exception as error:
             if len(rows) == 1:
-                self._fail(block, int(rows[0]))
+                self._note_failure(block, int(rows[0]))
             else:
                 no_memory = out_of_memory(error)
                 split = not no_memory
@@ -173,7 +173,7 @@ class BatchedEngine:
                 pass
         return not (no_memory or unrecordable)
 
-    def _fail(self, block: _Block, row: int) -> None:
+    def _note_failure(self, block: _Block, row: int) -> None:
         result = block.result
         result.failures[row] = traceback.format_exc()
         result.rows[row] = block.start[row]
@@ -189,7 +189,7 @@ class BatchedEngine:
         if self.batches.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _chunk(self, block: _Block, rows: NDArray[np.intp]) -> None:
+    def _train_chunk(self, block: _Block, rows: NDArray[np.intp]) -> None:
         """Train the clients at ``rows`` of the block; all succeed, or it raises."""
         work, terms, result = block.work, block.terms, block.result
         ids, samples = block.clients[rows], block.samples.take(rows)
@@ -199,11 +199,11 @@ class BatchedEngine:
         plan = StepPlan(self.seed, block.round, ids, samples.sizes, work, visits)
         device_rows = torch.from_numpy(rows).to(result.rows.device)
         if self.compiled is not None and self.compiled.covers(work, terms, plan):
-            self._at_once(self.compiled, block, ids, samples.values, plan, device_rows)
+            self._train_in_one_call(self.compiled, block, ids, samples.values, plan, device_rows)
             return
         guides = None if terms.guides is None else terms.guides.take(device_rows)
         self.network.load(block.start, device_rows, Sgd.of(work), terms.offset, terms.mask, guides)
-        means = self._together(block, ids, samples.values, plan, device_rows)
+        means = self._train_by_steps(block, ids, samples.values, plan, device_rows)
         for mean, length in zip(means.tolist(), self.network.lengths().tolist(), strict=True):
             check_diverged(mean, length)
         if (np.diff(rows) == 1).all():
@@ -212,23 +212,23 @@ class BatchedEngine:
             self.network.store(result.rows, device_rows)
         result.losses[rows], result.steps[rows] = means, plan.totals
 
-    def _at_once(
+    def _train_in_one_call(
         self,
         compiled: CompiledTraining,
         block: _Block,
         clients: NDArray[np.integer],
         samples: NDArray[np.integer],
         plan: StepPlan,
-        where: torch.Tensor,
+        device_rows: torch.Tensor,
     ) -> None:
-        """As :meth:`_chunk`, in one compiled call."""
-        result, terms, rows = block.result, block.terms, where.numpy()
+        """As :meth:`_train_chunk`, in one compiled call."""
+        result, terms, rows = block.result, block.terms, device_rows.numpy()
         adjacent = bool((np.diff(rows) == 1).all())
         models = (
             result.rows[rows[0] : rows[-1] + 1] if adjacent else result.rows.new_empty(len(rows), self.spec.P)
         )
-        torch.index_select(block.start, 0, where, out=models)
-        offset, mask = (None if term is None else term[where] for term in (terms.offset, terms.mask))
+        torch.index_select(block.start, 0, device_rows, out=models)
+        offset, mask = (None if term is None else term[device_rows] for term in (terms.offset, terms.mask))
         alike = block.start.stride(0) == 0
         means, snapshots = compiled.train(
             plan,
@@ -243,10 +243,10 @@ class BatchedEngine:
         for mean, length in zip(means.tolist(), lengths.tolist(), strict=True):
             check_diverged(mean, length)
         if not adjacent:
-            result.rows.index_copy_(0, where, models)
+            result.rows.index_copy_(0, device_rows, models)
         if result.snapshots is not None:
             has_snapshot = torch.from_numpy(plan.snapshots > 0)
-            result.snapshots.index_copy_(0, where[has_snapshot], snapshots[has_snapshot])
+            result.snapshots.index_copy_(0, device_rows[has_snapshot], snapshots[has_snapshot])
         result.losses[rows], result.steps[rows] = means, plan.totals
 
     def _generators(self, block: _Block, clients: NDArray[np.integer]) -> list[torch.Generator]:
@@ -258,13 +258,13 @@ class BatchedEngine:
         ]
 
     @torch.no_grad()
-    def _together(
+    def _train_by_steps(
         self,
         block: _Block,
         clients: NDArray[np.integer],
         samples: NDArray[np.integer],
         plan: StepPlan,
-        where: torch.Tensor,
+        device_rows: torch.Tensor,
     ) -> NDArray[np.float64]:
         """Train the C clients whose models the network holds; returns their mean losses ``(C,)``."""
         device, network, work = self.batches.device, self.network, block.work
@@ -312,7 +312,7 @@ class BatchedEngine:
                 due = () if snapshots is None else np.flatnonzero(plan.snapshots == (t + 1) // per_step)
                 if snapshots is not None and len(due):
                     which = torch.from_numpy(due).to(device)
-                    network.store(snapshots, where[which], which)
+                    network.store(snapshots, device_rows[which], which)
         means: NDArray[np.float64] = totals.cpu().numpy() / np.maximum(1, plan.seen)
         return means
 

@@ -129,12 +129,12 @@ class FixedMemory:
         """Copy a tensor of any shape to its fixed address."""
         return self.take(name, tensor.shape, tensor.dtype).copy_(tensor)
 
-    def gather(self, name: str, tensor: torch.Tensor, at: torch.Tensor | None) -> torch.Tensor:
-        """Copy the rows ``at`` ``(n,)`` of a tensor to its fixed address; None for all rows."""
-        if at is None:
+    def gather(self, name: str, tensor: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        """Copy the ``rows`` ``(n,)`` of a tensor to its fixed address; None for all rows."""
+        if rows is None:
             return self.copy(name, tensor)
-        destination = self.take(name, (len(at), *tensor.shape[1:]), tensor.dtype)
-        return torch.index_select(tensor, 0, at, out=destination)
+        destination = self.take(name, (len(rows), *tensor.shape[1:]), tensor.dtype)
+        return torch.index_select(tensor, 0, rows, out=destination)
 
 
 class RecordedSteps:
@@ -161,7 +161,7 @@ class RecordedSteps:
     def _forget(self) -> None:
         self._recorder.forget()
         self._recordings: dict[_Kind, Callable[[], None]] = {}
-        self._seen: dict[_Kind, int] = {}
+        self._runs: dict[_Kind, int] = {}
 
     def begin(
         self, network: Network, work: Hashable, clients: int, width: int, x: torch.Tensor, y: torch.Tensor
@@ -192,7 +192,7 @@ class RecordedSteps:
         kind: Hashable,
         x: torch.Tensor,
         y: torch.Tensor,
-        at: torch.Tensor | None,
+        rows: torch.Tensor | None,
         weights: torch.Tensor,
         counts: torch.Tensor | None,
     ) -> torch.Tensor:
@@ -202,7 +202,7 @@ class RecordedSteps:
             network: holds their models; narrowed and prepared.
             kind: Python arguments of this step alone, such as a decaying learning rate.
             x, y: all samples and targets.
-            at: rows of the samples of this step, ``(C * B,)``; None for all in order.
+            rows: of the samples of this step, ``(C * B,)``; None for all in order.
             weights: ``(C, B)``.
             counts: ``(C,)``; None if all B rows are samples.
 
@@ -214,8 +214,8 @@ class RecordedSteps:
             torch.OutOfMemoryError: if there is no memory to do it.
         """
         memory, shape = self._memory, weights.shape
-        inputs = memory.gather("samples", x, at).view(*shape, *x.shape[1:])
-        targets = memory.gather("targets", y, at).view(*shape, *y.shape[1:])
+        inputs = memory.gather("samples", x, rows).view(*shape, *x.shape[1:])
+        targets = memory.gather("targets", y, rows).view(*shape, *y.shape[1:])
         fixed_weights = memory.copy("weights", weights)
         step = Step((), None if counts is None or not network.counts else memory.copy("counts", counts))
         losses = memory.take("losses", shape[:1], torch.float32)
@@ -223,10 +223,10 @@ class RecordedSteps:
         def take() -> None:
             losses.copy_(network.step(inputs, targets, fixed_weights, step))
 
-        self._do((self._work, kind, *shape, step.counts is None), take)
+        self._replay_or_run((self._work, kind, *shape, step.counts is None), take)
         return losses
 
-    def _do(self, kind: _Kind, function: Callable[[], None]) -> None:
+    def _replay_or_run(self, kind: _Kind, function: Callable[[], None]) -> None:
         """Replay what was recorded of this kind, or run the function as it is."""
         replay = self._recordings.get(kind)
         if replay is None:
@@ -235,7 +235,7 @@ class RecordedSteps:
                     function()
                     return
                 self._forget()
-            runs = self._seen[kind] = self._seen.get(kind, 0) + 1
+            runs = self._runs[kind] = self._runs.get(kind, 0) + 1
             if runs <= WARM_UPS:
                 self._recorder.warm_up(function)
                 return

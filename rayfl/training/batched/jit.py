@@ -86,21 +86,21 @@ class _VerifiedFile(IndexDataCacheFile):  # type: ignore[misc]
         try:
             with open(self._index_path, "rb") as file:
                 version = pickle.load(file)
-                stamp, overloads = _verified(file.read())
+                stamp, overloads = _load_verified(file.read())
         except Exception:  # there is no file, or it is damaged: not a pickle
             return {}
         return dict(overloads) if (version, stamp) == (self._version, self._source_stamp) else {}
 
     def _load_data(self, name: str) -> Any:
         with open(self._data_path(name), "rb") as file:
-            return _verified(file.read())  # Numba treats an OSError as a missing file
+            return _load_verified(file.read())  # Numba treats an OSError as a missing file
 
     def save(self, key: Any, data: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk, a home that became read-only
             super().save(key, data)
 
 
-def _verified(data: bytes) -> Any:
+def _load_verified(data: bytes) -> Any:
     digest, content = data[:32], data[32:]
     if hashlib.sha256(content).digest() != digest:
         raise OSError("a damaged cache file")

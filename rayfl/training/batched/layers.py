@@ -28,7 +28,7 @@ _SMALL_CONVOLUTION = 1 << 15
 """Outputs of a client's convolution up to which one operation for all clients is faster than one library call
 for each: with BatchNorm 2.4 times as fast for ten samples of 16 x 8 x 8."""
 
-_CACHED = 1 << 20
+_CACHED_NUMBERS = 1 << 20
 """Such outputs of all clients together above which it is not: they no longer fit in the cache."""
 
 Pair = tuple[int, int]
@@ -124,11 +124,11 @@ class Conv2d(Layer):
         weight = self.weight.value
         bias = None if self.bias is None else self.bias.value
         outputs = self._outputs(x)
-        small = outputs <= _SMALL_CONVOLUTION and len(x) * outputs <= _CACHED
+        small = outputs <= _SMALL_CONVOLUTION and len(x) * outputs <= _CACHED_NUMBERS
         self._grouped = on_gpu(x) or (small and len(x) > 1)
         if self._grouped:
             return self._grouped_forward(x, weight, bias)
-        return _stacked(
+        return _stack(
             [
                 functional.conv2d(
                     _channels_last(x[c]),
@@ -157,9 +157,9 @@ class Conv2d(Layer):
             ]
             dw, db = (
                 torch.stack([p[k] for p in parts]) if wanted else None
-                for k, wanted in enumerate(self._wanted(), start=1)
+                for k, wanted in enumerate(self._needed_gradients(), start=1)
             )
-            dx = _stacked([p[0] for p in parts]) if need_input else None
+            dx = _stack([p[0] for p in parts]) if need_input else None
         if dw is not None:
             self.weight.descend(dw)
         if self.bias is not None and db is not None:
@@ -172,14 +172,14 @@ class Conv2d(Layer):
         sides = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes]
         return int(x.shape[1] * self.weight.value.shape[1] * sides[0] * sides[1])
 
-    def _wanted(self) -> tuple[bool, bool]:
+    def _needed_gradients(self) -> tuple[bool, bool]:
         """Whether the gradients of the weight and of the bias are needed."""
         return not self.weight.frozen, self.bias is not None and not self.bias.frozen
 
     def _convolution_backward(
         self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, groups: int, need_input: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        output_mask = [need_input, *self._wanted()]
+        output_mask = [need_input, *self._needed_gradients()]
         return _aten.convolution_backward(  # type: ignore[no-any-return]
             dy,
             x,
@@ -223,7 +223,7 @@ class Conv2d(Layer):
             need_input,
         )
         dinput = dx.view(batch, clients, *x.shape[2:]).transpose(0, 1) if need_input else None
-        of_weight, of_bias = self._wanted()
+        of_weight, of_bias = self._needed_gradients()
         return dinput, dw.view_as(weight) if of_weight else None, db.view(clients, -1) if of_bias else None
 
 
@@ -277,7 +277,7 @@ class MaxPool2d(Layer):
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         self._x = x.flatten(0, 1)
-        y, self._where = _aten.max_pool2d_with_indices(
+        y, self._winners = _aten.max_pool2d_with_indices(
             self._x, self.kernel, self.stride, self.padding, self.dilation, self.ceil
         )
         return y.unflatten(0, x.shape[:2])  # type: ignore[no-any-return]
@@ -294,7 +294,7 @@ class MaxPool2d(Layer):
             self.padding,
             self.dilation,
             self.ceil,
-            self._where,
+            self._winners,
         )
         return dx.unflatten(0, dy.shape[:2])  # type: ignore[no-any-return]
 
@@ -360,22 +360,22 @@ class Norm(Layer):
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         counts_known = step.counts is None or step.lengths is not None
-        small = x.dim() == 3 or (x[0].numel() <= self.small and x.numel() <= _CACHED)
+        small = x.dim() == 3 or (x[0].numel() <= self.small and x.numel() <= _CACHED_NUMBERS)
         self._by_library = counts_known and not small and not on_gpu(x)
         if self._by_library:
-            return self._each(x, step)
-        self._hat = self._all(x, step)
+            return self._forward_each(x, step)
+        self._hat = self._normalise_all(x, step)
         if self.weight is None:
             return self._hat.clone()  # the next layer may work in place
         if self.bias is None:
-            return self._hat * _channels(self.weight.value, x)
-        return torch.addcmul(_channels(self.bias.value, x), self._hat, _channels(self.weight.value, x))
+            return self._hat * _per_channel(self.weight.value, x)
+        return torch.addcmul(_per_channel(self.bias.value, x), self._hat, _per_channel(self.weight.value, x))
 
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         if self._by_library:
-            return self._each_back(dy, need_input)
-        dx = self._all_back(dy) if need_input else None
+            return self._backward_each(dy, need_input)
+        dx = self._backward_all(dy) if need_input else None
         dims = (1, *range(3, dy.dim()))
         if self.weight is not None and not self.weight.frozen:
             self.weight.descend((dy * self._hat).sum(dims))
@@ -383,7 +383,7 @@ class Norm(Layer):
             self.bias.descend(dy.sum(dims))
         return dx
 
-    def _each(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def _forward_each(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Normalise with one call per client, without padding."""
         parameters = [p.value for p in (self.weight, self.bias) if p is not None]
         lengths = step.lengths or [x.shape[1]] * len(x)
@@ -392,10 +392,10 @@ class Norm(Layer):
             for c, rows in enumerate(lengths)
         ]
         with torch.enable_grad():
-            self._outputs = [self._normalise(c, *inputs) for c, inputs in enumerate(self._inputs)]
-        return _stacked([_pad(y.detach(), x.shape[1]) for y in self._outputs])
+            self._outputs = [self._normalise_one(c, *inputs) for c, inputs in enumerate(self._inputs)]
+        return _stack([_pad(y.detach(), x.shape[1]) for y in self._outputs])
 
-    def _each_back(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+    def _backward_each(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         """Backward passes of these calls, for the inputs whose gradients are needed."""
         parameters = [parameter for parameter in (self.weight, self.bias) if parameter is not None]
         learning = [k for k, parameter in enumerate(parameters, start=1) if not parameter.frozen]
@@ -407,9 +407,9 @@ class Norm(Layer):
         for k, tensors in zip(wanted, list(zip(*gradients, strict=True)), strict=True):
             if k:
                 parameters[k - 1].descend(torch.stack(tensors))
-        return _stacked([_pad(each[0], dy.shape[1]) for each in gradients]) if need_input else None
+        return _stack([_pad(each[0], dy.shape[1]) for each in gradients]) if need_input else None
 
-    def _normalise(
+    def _normalise_one(
         self,
         client: int,
         x: torch.Tensor,
@@ -419,12 +419,12 @@ class Norm(Layer):
         """Images ``(B, channels, ...)`` of one client, normalised and mapped."""
         raise NotImplementedError
 
-    def _all(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def _normalise_all(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """The normalised inputs of all clients, before the affine map."""
         raise NotImplementedError
 
-    def _all_back(self, dy: torch.Tensor) -> torch.Tensor:
-        """Gradient of the input of :meth:`_all`, from that of the mapped output."""
+    def _backward_all(self, dy: torch.Tensor) -> torch.Tensor:
+        """Gradient of the input of :meth:`_normalise_all`, from that of the mapped output."""
         raise NotImplementedError
 
 
@@ -438,7 +438,7 @@ class GroupNorm(Norm):
         self.groups = groups
 
     @override
-    def _normalise(
+    def _normalise_one(
         self,
         client: int,
         x: torch.Tensor,
@@ -448,15 +448,15 @@ class GroupNorm(Norm):
         return functional.group_norm(x, self.groups, weight, bias, self.eps)
 
     @override
-    def _all(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def _normalise_all(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         grouped = x.reshape(*x.shape[:2], self.groups, -1)
         var, mean = torch.var_mean(grouped, dim=-1, correction=0, keepdim=True)
         self._inverse = torch.rsqrt(var + self.eps)
         return ((grouped - mean) * self._inverse).view(x.shape)
 
     @override
-    def _all_back(self, dy: torch.Tensor) -> torch.Tensor:
-        dhat = dy if self.weight is None else dy * _channels(self.weight.value, dy)
+    def _backward_all(self, dy: torch.Tensor) -> torch.Tensor:
+        dhat = dy if self.weight is None else dy * _per_channel(self.weight.value, dy)
         shape = (*dy.shape[:2], self.groups, -1)
         dhat, hat = dhat.reshape(shape), self._hat.reshape(shape)
         mean = dhat.mean(-1, keepdim=True)
@@ -480,23 +480,23 @@ class BatchNorm(Norm):
     @override
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
         super().bind(parameters, buffers)
-        self._mean, self._var = buffers["running_mean"], buffers["running_var"]
+        self._running_mean, self._running_var = buffers["running_mean"], buffers["running_var"]
 
     @override
-    def _normalise(
+    def _normalise_one(
         self,
         client: int,
         x: torch.Tensor,
         weight: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        mean, var = self._mean[client], self._var[client]
+        mean, var = self._running_mean[client], self._running_var[client]
         return functional.batch_norm(x, mean, var, weight, bias, True, self.momentum, self.eps)
 
     @override
-    def _all(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def _normalise_all(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         clients, batch = x.shape[:2]
-        self._over = (1, *range(3, x.dim()))
+        self._dims = (1, *range(3, x.dim()))
         spatial = x[0, 0, 0].numel()
         if spatial * (batch if step.lengths is None else min(step.lengths)) < 2:
             raise ValueError("a BatchNorm needs more than one value per channel")
@@ -508,27 +508,27 @@ class BatchNorm(Norm):
             self._mask = rows.view(clients, batch, *[1] * (x.dim() - 2)).to(x.dtype)
             count = (step.counts * spatial).to(x.dtype)[:, None]
         mean = self._sum(x if self._mask is None else x * self._mask) / count
-        centred = x - _channels(mean, x)
+        centred = x - _per_channel(mean, x)
         if self._mask is not None:
             centred = centred * self._mask
         var = self._sum(centred * centred) / count
         self._count = count
         self._inverse = torch.rsqrt(var + self.eps)
-        self._mean[:clients].lerp_(mean, self.momentum)
-        self._var[:clients].lerp_(var * (count / (count - 1)), self.momentum)
-        return centred * _channels(self._inverse, x)
+        self._running_mean[:clients].lerp_(mean, self.momentum)
+        self._running_var[:clients].lerp_(var * (count / (count - 1)), self.momentum)
+        return centred * _per_channel(self._inverse, x)
 
     @override
-    def _all_back(self, dy: torch.Tensor) -> torch.Tensor:
+    def _backward_all(self, dy: torch.Tensor) -> torch.Tensor:
         scale = self._inverse if self.weight is None else self._inverse * self.weight.value
         mean = self._sum(dy) / self._count
         slope = self._sum(dy * self._hat) / self._count
-        dx = (dy - _channels(mean, dy) - self._hat * _channels(slope, dy)) * _channels(scale, dy)
+        dx = (dy - _per_channel(mean, dy) - self._hat * _per_channel(slope, dy)) * _per_channel(scale, dy)
         return dx if self._mask is None else dx * self._mask
 
     def _sum(self, x: torch.Tensor) -> torch.Tensor:
         """Sum over samples and pixels: ``(C, channels)``."""
-        return x.sum(self._over)
+        return x.sum(self._dims)
 
 
 class AvgPool2d(Layer):
@@ -598,7 +598,7 @@ class Residual(Layer):
     def __init__(self, inner: Chain) -> None:
         self.inner = inner
         # Other layers may change their input in place, or return it.
-        self._reads = bool(inner.layers) and isinstance(inner.layers[0], Linear | Conv2d | Norm)
+        self._keeps_input = bool(inner.layers) and isinstance(inner.layers[0], Linear | Conv2d | Norm)
 
     @override
     def settle(self) -> None:
@@ -607,7 +607,7 @@ class Residual(Layer):
 
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        return x + self.inner.forward(x if self._reads else x.clone(), step)
+        return x + self.inner.forward(x if self._keeps_input else x.clone(), step)
 
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
@@ -615,15 +615,17 @@ class Residual(Layer):
         return None if inner is None else dy + inner
 
 
-def _stacked(each: Sequence[torch.Tensor]) -> torch.Tensor:
+def _stack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Stack C tensors ``(B, ...)`` to ``(C, B, ...)`` in their memory layout; a single one is not copied."""
-    if len(each) == 1:
-        return each[0].unsqueeze(0)
-    together: torch.Tensor = torch.cat(list(each)).unflatten(0, (len(each), -1))  # type: ignore[no-untyped-call]
+    if len(tensors) == 1:
+        return tensors[0].unsqueeze(0)
+    together: torch.Tensor = torch.cat(list(tensors)).unflatten(  # type: ignore[no-untyped-call]
+        0, (len(tensors), -1)
+    )
     return together
 
 
-def _channels(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _per_channel(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """``(C, channels)`` shaped to act on ``(C, B, channels, ...)``."""
     return values.view(values.shape[0], 1, -1, *[1] * (like.dim() - 3))
 

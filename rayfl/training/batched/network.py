@@ -70,9 +70,9 @@ class Network:
         if guides is not None and not self.guided:
             raise Unsupported("its kernels have no losses that look at other models")
         names = self._parameter_names
-        self._values = self._take(models, rows, into=self._values)
-        offsets = self._take(offset, rows, names) if offset is not None else {}
-        masks = self._take(mask, rows, names) if mask is not None else {}
+        self._values = self._gather_tensors(models, rows, into=self._values)
+        offsets = self._gather_tensors(offset, rows, names) if offset is not None else {}
+        masks = self._gather_tensors(mask, rows, names) if mask is not None else {}
         alike, frozen = models.stride(0) == 0, self.spec.frozen(sgd.frozen)
         self.parameters = {
             n: Parameter(value, sgd, offsets.get(n), masks.get(n), alike, n in frozen)
@@ -81,19 +81,19 @@ class Network:
         }
         self.buffers = {n: value for n, value in self._values.items() if n not in names}
 
-    def move(self, place: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-        """Replace each tensor by the copy that ``place`` makes of it, given a unique name."""
+    def move(self, copy: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+        """Replace each tensor by the copy that ``copy`` makes of it, given a unique name."""
         for name, parameter in self.parameters.items():
-            parameter.move(partial(_place, place, name))
+            parameter.move(partial(_copy_named, copy, name))
             self._values[name] = parameter.value
         for name, buffer in self.buffers.items():
-            self.buffers[name] = self._values[name] = place(f"buffer {name}", buffer)
+            self.buffers[name] = self._values[name] = copy(f"buffer {name}", buffer)
 
     def release(self) -> None:
         """Free the memory of the models and of the last step's intermediate results."""
         self._values, self.parameters, self.buffers = {}, {}, {}
 
-    def _take(
+    def _gather_tensors(
         self,
         vectors: torch.Tensor,
         rows: torch.Tensor,
@@ -193,8 +193,8 @@ class BatchedNetwork(Network):
         self._bind()
 
     @override
-    def move(self, place: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-        super().move(place)
+    def move(self, copy: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+        super().move(copy)
         self._bind()
 
     @override
@@ -245,12 +245,12 @@ def loss_of(
     return losses.detach(), delta
 
 
-def _smoothed(
+def _smoothed_cross_entropy(
     loss: CrossEntropy, logits: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Loss and gradient of a cross-entropy: linear in the target distribution, so smoothing is a separate
     term."""
-    losses, delta = _loss(logits, y, weights)
+    losses, delta = _plain_cross_entropy(logits, y, weights)
     if loss.label_smoothing:
         labels, shares = y.unsqueeze(2), loss.label_smoothing * weights
         gaps = logits.gather(2, labels).squeeze(2) - logits.mean(2)
@@ -260,11 +260,15 @@ def _smoothed(
     return losses, delta
 
 
-_BY_HAND: dict[type[Loss], Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {CrossEntropy: _smoothed}
+_BY_HAND: dict[type[Loss], Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
+    CrossEntropy: _smoothed_cross_entropy
+}
 """Losses with a hand-written gradient, which is faster than autograd and equal to it."""
 
 
-def _loss(logits: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _plain_cross_entropy(
+    logits: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The weighted cross-entropy of each client ``(C,)``, and its gradient ``(C, B, K)``."""
     if not on_gpu(logits):
         loss, delta = logits.new_empty(len(logits)), torch.empty(logits.shape)
@@ -300,7 +304,7 @@ def predictions(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, t
     return y.clamp_min(0).flatten(1), shares.flatten(1)
 
 
-def _place(
-    place: Callable[[str, torch.Tensor], torch.Tensor], name: str, kind: str, tensor: torch.Tensor
+def _copy_named(
+    copy: Callable[[str, torch.Tensor], torch.Tensor], name: str, kind: str, tensor: torch.Tensor
 ) -> torch.Tensor:
-    return place(f"{kind} of {name}", tensor)
+    return copy(f"{kind} of {name}", tensor)

@@ -62,7 +62,7 @@ def _find_statistics(x, samples, pixels, stride, channels, mean, variance):  # t
 
 
 @jit(fastmath={"contract"})
-def _find_map(gamma, beta, eps, mean, variance, scale, shift):  # type: ignore[no-untyped-def]
+def _find_scale_and_shift(gamma, beta, eps, mean, variance, scale, shift):  # type: ignore[no-untyped-def]
     """Write the normalisation and its affine map as one scale and one shift per channel."""
     for o in range(len(gamma)):
         scale[o] = gamma[o] / np.sqrt(variance[o] + eps)
@@ -86,7 +86,7 @@ def pooled(z, plane, gamma, beta, eps, mean, variance, y, winner):  # type: igno
     lanes = (outputs + LANES - 1) // LANES * LANES
     _find_statistics(z, batch, tall * wide, lanes, outputs, mean, variance)
     scale, shift = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
-    _find_map(gamma, beta, eps, mean, variance, scale, shift)
+    _find_scale_and_shift(gamma, beta, eps, mean, variance, scale, shift)
     at = 0
     for s in range(batch):
         for p in range(tall // 2):
@@ -170,7 +170,7 @@ def affine(x, pixels, gamma, beta, eps, mean, variance, y):  # type: ignore[no-u
     channels = len(gamma)
     lanes = (channels + LANES - 1) // LANES * LANES
     scale, shift = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
-    _find_map(gamma, beta, eps, mean, variance, scale, shift)
+    _find_scale_and_shift(gamma, beta, eps, mean, variance, scale, shift)
     for p in range(pixels):  # lanes that reach into the next pixel are overwritten
         for lane in range(0, channels, LANES):
             at = p * channels + lane
@@ -235,14 +235,14 @@ def group(x, samples, pixels, groups, gamma, beta, eps, mean, inverse, y):  # ty
             for p in range(pixels):
                 total = multiply_add(load(x, begin + p * channels + lane), one, total)
             store(sums, lane, total)
-        _spread(sums, groups, group_size, share, m)
+        _sum_groups(sums, groups, group_size, share, m)
         for lane in range(0, channels, LANES):
             middle, total = load(m, lane), zero
             for p in range(pixels):
                 off = multiply_add(middle, minus, load(x, begin + p * channels + lane))
                 total = multiply_add(off, off, total)
             store(sums, lane, total)
-        _spread(sums, groups, group_size, share, v)
+        _sum_groups(sums, groups, group_size, share, v)
         for o in range(channels):
             v[o] = _ONE / np.sqrt(v[o] + eps)
             scale[o] = gamma[o] * v[o]
@@ -287,8 +287,8 @@ def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma,
             sums[o] *= gamma[o]
             products[o] *= gamma[o]
             scale[o] = gamma[o] * v[o]
-        _spread(sums, groups, group_size, share, constant)
-        _spread(products, groups, group_size, share, slope)
+        _sum_groups(sums, groups, group_size, share, constant)
+        _sum_groups(products, groups, group_size, share, slope)
         for o in range(channels):
             constant[o] *= -v[o]
             slope[o] *= -v[o] * v[o]
@@ -301,20 +301,20 @@ def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma,
 
 
 @jit(fastmath={"contract"})
-def _spread(sums, groups, each, share, found):  # type: ignore[no-untyped-def]
+def _sum_groups(sums, groups, group_size, share, group_sums):  # type: ignore[no-untyped-def]
     """Write for each channel the sum over its group, times ``share``."""
     part, one = np.zeros(LANES, np.float32), splat(_ONE)
     for g in range(groups):
-        total, first = _ZERO, g * each
-        if each >= LANES:  # eight independent sums: additions to one sum wait for each other
+        total, first = _ZERO, g * group_size
+        if group_size >= LANES:  # eight independent sums: additions to one sum wait for each other
             lanes = splat(_ZERO)
-            for o in range(first, first + each - LANES + 1, LANES):
+            for o in range(first, first + group_size - LANES + 1, LANES):
                 lanes = multiply_add(load(sums, o), one, lanes)
             store(part, 0, lanes)
             for k in range(LANES):
                 total += part[k]
-            first += each // LANES * LANES
-        for o in range(first, (g + 1) * each):
+            first += group_size // LANES * LANES
+        for o in range(first, (g + 1) * group_size):
             total += sums[o]
-        for o in range(g * each, (g + 1) * each):
-            found[o] = total * share
+        for o in range(g * group_size, (g + 1) * group_size):
+            group_sums[o] = total * share

@@ -17,7 +17,7 @@ THIN = 32
 bound: a short batch is padded to the longest batch in the same call, and for most clients the choice of
 kernel must not depend on that."""
 
-_SMALL = 4096
+_LEAST_WEIGHTS = 4096
 """Number of weights below which the overhead of calling the compiled loop exceeds its gain."""
 
 
@@ -122,8 +122,8 @@ class Parameter:
         self._decay = sgd.weight_decay + sgd.proximal
         # One target for all stays in the cache while the clients' weights pass through it.
         start = value[:1] if alike and mask is None and not on_gpu(value) else value
-        thin = value.dim() == 3 and value[0].numel() >= _SMALL and not on_gpu(value)
-        self._all = self._now = _Tensors(
+        thin = value.dim() == 3 and value[0].numel() >= _LEAST_WEIGHTS and not on_gpu(value)
+        self._all = self._active = _Tensors(
             value,
             velocity=torch.zeros_like(value) if sgd.momentum else None,
             target=start * (sgd.proximal / self._decay) if sgd.proximal else None,
@@ -134,15 +134,15 @@ class Parameter:
         )
         self.value = value
 
-    def move(self, place: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-        """Replace each tensor by the copy that ``place`` makes of it, given its name."""
-        self._all = self._now = self._all.each(place)
+    def move(self, copy: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+        """Replace each tensor by the copy that ``copy`` makes of it, given its name."""
+        self._all = self._active = self._all.each(copy)
         self.value = self._all.weights
 
     def narrow(self, clients: int) -> None:
         """Train only the first ``clients`` from now on."""
-        self._now = self._all.narrow(clients)
-        self.value = self._now.weights
+        self._active = self._all.narrow(clients)
+        self.value = self._active.weights
 
     def prepare(self, lr: float, looking_ahead: bool) -> None:
         """Set a pass's learning rate, and whether the pass is the first of a step of Per-FedAvg.
@@ -150,18 +150,18 @@ class Parameter:
         After this the pass depends only on the tensors, not on earlier passes.
         """
         self.lr, self.looking_ahead = lr, looking_ahead
-        ahead = self._now.ahead
-        self.value = self._now.weights if looking_ahead or ahead is None else ahead
+        ahead = self._active.ahead
+        self.value = self._active.weights if looking_ahead or ahead is None else ahead
 
     def descend(self, gradient: torch.Tensor) -> None:
         """One SGD step along ``gradient`` ``(C, *shape)``."""
-        tensors = self._now
+        tensors = self._active
         if self.frozen:
             return
         if self.looking_ahead:
             assert tensors.ahead is not None
             torch.add(tensors.weights, gradient, alpha=-self._sgd.inner_lr, out=tensors.ahead)
-            self._hold(tensors.ahead)
+            self._apply_mask(tensors.ahead)
         elif tensors.velocity is None:
             shrink = self._shrink()
             if shrink != 1:
@@ -169,9 +169,9 @@ class Parameter:
             tensors.weights.add_(gradient, alpha=-self.lr)
             if tensors.offset is not None:
                 tensors.weights.add_(tensors.offset, alpha=-self.lr)
-            self._hold(tensors.weights)
+            self._apply_mask(tensors.weights)
         else:
-            self._move(tensors.velocity.mul_(self._sgd.momentum).add_(gradient))
+            self._step_along(tensors.velocity.mul_(self._sgd.momentum).add_(gradient))
 
     def descend_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
         """One SGD step along the gradient ``left @ right``, which is never formed without momentum.
@@ -180,13 +180,13 @@ class Parameter:
             left: ``(C, m, k)``.
             right: ``(C, k, n)``, for a parameter ``(C, m, n)``.
         """
-        tensors = self._now
+        tensors = self._active
         if self.frozen:
             return
         if self.looking_ahead:
             assert tensors.ahead is not None
             torch.baddbmm(tensors.weights, left, right, alpha=-self._sgd.inner_lr, out=tensors.ahead)
-            self._hold(tensors.ahead)
+            self._apply_mask(tensors.ahead)
         elif tensors.velocity is None and _thin(left, right):
             pull = self.lr * self._decay
             keep = 1 - pull if tensors.target is None else 1.0
@@ -195,12 +195,12 @@ class Parameter:
             tensors.weights.baddbmm_(left, right, beta=self._shrink(), alpha=-self.lr)
             if tensors.offset is not None:
                 tensors.weights.add_(tensors.offset, alpha=-self.lr)
-            self._hold(tensors.weights)
+            self._apply_mask(tensors.weights)
         elif _thin(left, right):
             _add_product(tensors.velocity, left, right, self._sgd.momentum, 1.0)
-            self._move(tensors.velocity)
+            self._step_along(tensors.velocity)
         else:
-            self._move(tensors.velocity.baddbmm_(left, right, beta=self._sgd.momentum))
+            self._step_along(tensors.velocity.baddbmm_(left, right, beta=self._sgd.momentum))
 
     def descend_rows(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
         """One SGD step along a gradient with few nonzero rows.
@@ -210,7 +210,7 @@ class Parameter:
                 ``c * m + r``; a row may come several times.
             gradient: ``(n, k)``, for a parameter ``(C, m, k)``.
         """
-        tensors = self._now
+        tensors = self._active
         if self.frozen:
             return
         if self.looking_ahead or tensors.velocity is not None or on_gpu(rows):
@@ -225,7 +225,7 @@ class Parameter:
         tensors.weights.flatten(0, 1).index_add_(0, rows, gradient, alpha=-self.lr)
         if tensors.offset is not None:
             tensors.weights.add_(tensors.offset, alpha=-self.lr)
-        self._hold(tensors.weights)
+        self._apply_mask(tensors.weights)
 
     def _shrink(self) -> float:
         """Weight decay and the proximal term, before the gradient: move the weights if there is a target.
@@ -233,14 +233,14 @@ class Parameter:
         Returns:
             The factor by which the caller has to multiply the weights; 1 if they were moved.
         """
-        if self._now.target is None:
+        if self._active.target is None:
             return 1 - self.lr * self._decay
-        self._now.weights.lerp_(self._now.target, self.lr * self._decay)
+        self._active.weights.lerp_(self._active.target, self.lr * self._decay)
         return 1.0
 
-    def _move(self, velocity: torch.Tensor) -> None:
+    def _step_along(self, velocity: torch.Tensor) -> None:
         """``velocity`` is ``m v + g`` so far: add the other gradient terms, and take the step."""
-        tensors = self._now
+        tensors = self._active
         if tensors.target is not None:
             velocity.add_(tensors.weights - tensors.target, alpha=self._decay)
         elif self._decay:
@@ -248,18 +248,18 @@ class Parameter:
         if tensors.offset is not None:
             velocity.add_(tensors.offset)
         tensors.weights.add_(velocity, alpha=-self.lr)
-        self._hold(tensors.weights)
+        self._apply_mask(tensors.weights)
 
-    def _hold(self, weights: torch.Tensor) -> None:
+    def _apply_mask(self, weights: torch.Tensor) -> None:
         """After a step: set masked weights to zero."""
-        if self._now.mask is not None:
-            weights.mul_(self._now.mask)
+        if self._active.mask is not None:
+            weights.mul_(self._active.mask)
 
 
 def _thin(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether the compiled loop takes the product ``(C, m, k) (C, k, n)``."""
     weights = left.shape[1] * right.shape[2]
-    return not on_gpu(right) and right.shape[1] <= THIN and weights >= _SMALL
+    return not on_gpu(right) and right.shape[1] <= THIN and weights >= _LEAST_WEIGHTS
 
 
 def _add_product(
@@ -268,7 +268,7 @@ def _add_product(
     right: torch.Tensor,
     keep: float,
     scale: float,
-    beside: _Tensors | None = None,
+    tensors: _Tensors | None = None,
     pull: float = 0.0,
 ) -> None:
     """``total`` becomes ``keep total``, pulled towards the target, plus ``scale (left @ right + offset)``,
@@ -280,10 +280,10 @@ def _add_product(
         right: ``(C, k, n)``.
         keep: factor of ``total``.
         scale: factor of what is added.
-        beside: the parameter's tensors, of which target, offset and mask are used; None: none of them.
+        tensors: of the parameter, of which target, offset and mask are used; None: none of them.
         pull: how far towards the target, as a fraction of the distance.
     """
-    target, offset, mask = (None,) * 3 if beside is None else (beside.target, beside.offset, beside.kept)
+    target, offset, mask = (None,) * 3 if tensors is None else (tensors.target, tensors.offset, tensors.kept)
     descend(
         total.numpy(),
         left.transpose(1, 2).contiguous().numpy(),

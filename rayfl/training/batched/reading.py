@@ -45,7 +45,7 @@ class Unsupported(Exception):
     """The network computes something that has no batched counterpart; the message says what."""
 
 
-class _Failed(Unsupported):
+class _ForwardFailed(Unsupported):
     """The forward pass itself failed."""
 
 
@@ -90,15 +90,15 @@ def read(spec: ModelSpec, training: bool = True) -> Reading:
     module._apply(_blank)  # type: ignore[no-untyped-call]
     module.train(training)
     state = _state(module)
-    steps = _read(spec, module, _BATCHES[0])
+    steps = _read_steps(spec, module, _BATCHES[0])
     for batch in _BATCHES[1:]:
         try:
-            other_steps = _read(spec, module, batch)
-        except _Failed:
+            other_steps = _read_steps(spec, module, batch)
+        except _ForwardFailed:
             if batch > 1:  # for one sample, a BatchNorm has no variance
                 raise
         else:
-            if _described(other_steps) != _described(steps):
+            if _description(other_steps) != _description(steps):
                 raise Unsupported("what it computes depends on the size of the batch")
     if _state(module) != state:
         raise Unsupported("it changes its attributes")
@@ -138,7 +138,7 @@ class _Value:
         return None if value is None else tuple(reversed(steps))
 
 
-def _read(spec: ModelSpec, module: nn.Module, batch: int) -> _Steps:
+def _read_steps(spec: ModelSpec, module: nn.Module, batch: int) -> _Steps:
     """The steps from samples to outputs, for a batch of this size."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     dtype = torch.float32 if task_of(spec.model) == "numbers" else torch.int64
@@ -151,7 +151,7 @@ def _read(spec: ModelSpec, module: nn.Module, batch: int) -> _Steps:
                 outputs = module(samples)
             except Exception as error:  # a network may raise any error for samples of zeros
                 if not notes.problem:
-                    raise _Failed(f"its forward pass cannot be read: {one_line(error)}") from None
+                    raise _ForwardFailed(f"its forward pass cannot be read: {one_line(error)}") from None
         if notes.problem:
             raise Unsupported(notes.problem)
         if drawn() != generator_states:
@@ -162,19 +162,19 @@ def _read(spec: ModelSpec, module: nn.Module, batch: int) -> _Steps:
 _RULES: dict[Any, Callable[..., _Value]] = {}
 """The rules, by function of PyTorch; modules of ``torch.nn`` and operators call these functions."""
 
-_KEEPING: set[Callable[..., _Value]] = set()
+_INPUT_KEEPING_RULES: set[Callable[..., _Value]] = set()
 """The rules of functions that may return their input, but never change it."""
 
 _R = TypeVar("_R", bound=Callable[..., _Value])
 
 
-def _rule(*functions: Any, keeps: bool = False) -> Callable[[_R], _R]:
+def _rule(*functions: Any, keeps_input: bool = False) -> Callable[[_R], _R]:
     """Register a rule for functions with the same parameters; it takes the output, then their arguments."""
 
     def add(rule: _R) -> _R:
         _RULES.update(dict.fromkeys(functions, rule))
-        if keeps:
-            _KEEPING.add(rule)
+        if keeps_input:
+            _INPUT_KEEPING_RULES.add(rule)
         return rule
 
     return add
@@ -199,7 +199,7 @@ class _Notes(TorchFunctionMode):
         self._spec, self._training, self._names = spec, training, dict(names)
         self._start = _Value()
         self._values = {id(samples): self._start}
-        self._kept = [samples]  # keeps tensors alive: the id of a freed one may be reused
+        self._tensors = [samples]  # keeps them alive: the id of a freed one may be reused
         self._zeros: set[int] = set()
         self._leaves: list[Leaf] = []
 
@@ -210,13 +210,13 @@ class _Notes(TorchFunctionMode):
         keywords = dict(kwargs or {})
         if not self.problem:
             # Dropout draws nothing here, so that other random numbers are detected.
-            out = (_undropped if func is functional.dropout else func)(*args, **keywords)
+            out = (_no_dropout if func is functional.dropout else func)(*args, **keywords)
             try:
                 self._note(func, args, keywords, out)
             except Unsupported as error:
                 self.problem = str(error)
             except TypeError:  # arguments that the rule does not take
-                self.problem = f"it calls {_called(func)} in another way"
+                self.problem = f"it calls {_function_name(func)} in another way"
         if self.problem:  # in every later call, too: a network that retries must not loop forever
             raise Unsupported(self.problem)
         return out
@@ -249,39 +249,39 @@ class _Notes(TorchFunctionMode):
     def _note(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        self._kept += outputs
+        self._tensors += outputs
         names = [self._names[id(tensor)] for tensor in inputs if id(tensor) in self._names]
-        if not outputs and func.__name__ in _QUESTIONS:
+        if not outputs and func.__name__ in _ALLOWED_QUERIES:
             return
         if not any(id(tensor) in self._values for tensor in inputs):
             self._zeros -= {id(tensor) for tensor in outputs}
             if func is torch.zeros:
                 self._zeros.add(id(out))
             if any(name in self._spec.names or not outputs for name in names):
-                raise Unsupported(f"it calls {_called(func)} with {names[0]}")
+                raise Unsupported(f"it calls {_function_name(func)} with {names[0]}")
             if names:  # computed from a buffer that is not part of the model
                 self._names.update((id(tensor), names[0]) for tensor in outputs)
             return
         rule = _RULES.get(func)
         if rule is None:
-            raise Unsupported(f"it calls {_called(func)}")
+            raise Unsupported(f"it calls {_function_name(func)}")
         if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-            raise Unsupported(f"it calls {_called(func)} without a gradient")
+            raise Unsupported(f"it calls {_function_name(func)} without a gradient")
         if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
             raise Unsupported("it chooses a precision of its own")
         value, result = rule(self, out, *args, **kwargs), outputs[0]
-        if rule not in _KEEPING and any(result is tensor for tensor in inputs):
-            self._forget(result)
+        if rule not in _INPUT_KEEPING_RULES and any(result is tensor for tensor in inputs):
+            self._forget_views(result)
         self._values[id(result)] = value
 
-    def _forget(self, changed: Tensor) -> None:
+    def _forget_views(self, changed: Tensor) -> None:
         """A tensor was changed in place: other views of its memory are no longer what they were."""
         memory = changed.untyped_storage()._cdata
-        for tensor in self._kept:
+        for tensor in self._tensors:
             if tensor.untyped_storage()._cdata == memory:
                 self._values.pop(id(tensor), None)
 
-    def _of(self, tensor: Any) -> _Value:
+    def _value_of(self, tensor: Any) -> _Value:
         """The value of a tensor to which a layer is applied."""
         value = self._values.get(id(tensor))
         if value is None:
@@ -293,7 +293,7 @@ class _Notes(TorchFunctionMode):
             raise Unsupported("it takes something else than the last layer of an LSTM's last states")
         return value
 
-    def _leaf(self, before: _Value, layer: Layer, **tensors: Tensor | None) -> _Value:
+    def _apply_layer(self, before: _Value, layer: Layer, **tensors: Tensor | None) -> _Value:
         """The value that a layer with these tensors of the model computes from a value."""
         names = {}
         for role, tensor in tensors.items():
@@ -310,10 +310,10 @@ class _Notes(TorchFunctionMode):
 
     @_rule(functional.linear)
     def _linear(self, out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Value:
-        before = self._of(input)
+        before = self._value_of(input)
         if input.dim() != 2 and not before.words:
             raise Unsupported("a linear layer takes inputs of several dimensions")
-        return self._leaf(before, layers.Linear(), weight=weight, bias=bias)
+        return self._apply_layer(before, layers.Linear(), weight=weight, bias=bias)
 
     @_rule(functional.conv2d)
     def _conv2d(
@@ -327,16 +327,16 @@ class _Notes(TorchFunctionMode):
                 raise Unsupported("a convolution pads its two sides differently")
             padding = [total // 2 if padding == "same" else 0 for total in totals]
         layer = layers.Conv2d(pair(stride), pair(padding), pair(dilation), groups, input.shape[1], kernel)
-        return self._leaf(self._image(input), layer, weight=weight, bias=bias)
+        return self._apply_layer(self._value_of_image(input), layer, weight=weight, bias=bias)
 
     @_rule(functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
     def _relu(self, out: Tensor, input: Tensor, inplace: bool = False) -> _Value:
-        before = self._of(input)
+        before = self._value_of(input)
         if isinstance(before.step, Leaf) and isinstance(
             before.step.layer, recurrent.Lstm | layers.Activation
         ):
             raise Unsupported(f"a ReLU right behind {type(before.step.layer).__name__}")  # it works in place
-        return self._leaf(before, layers.ReLU())
+        return self._apply_layer(before, layers.ReLU())
 
     @_rule(torch.clamp, torch.clamp_min, Tensor.clamp, Tensor.clamp_min)
     def _clamp(
@@ -349,12 +349,12 @@ class _Notes(TorchFunctionMode):
     @_rule(torch.tanh, Tensor.tanh, functional.tanh)
     def _tanh(self, out: Tensor, input: Tensor) -> _Value:
         layer = layers.Activation(("tanh",), torch.tanh, lambda dy, x, y: _aten.tanh_backward(dy, y))
-        return self._leaf(self._of(input), layer)
+        return self._apply_layer(self._value_of(input), layer)
 
     @_rule(torch.sigmoid, Tensor.sigmoid, functional.sigmoid)
     def _sigmoid(self, out: Tensor, input: Tensor) -> _Value:
         layer = layers.Activation(("sigmoid",), torch.sigmoid, lambda dy, x, y: _aten.sigmoid_backward(dy, y))
-        return self._leaf(self._of(input), layer)
+        return self._apply_layer(self._value_of(input), layer)
 
     @_rule(functional.leaky_relu)
     def _leaky_relu(
@@ -365,7 +365,7 @@ class _Notes(TorchFunctionMode):
             lambda x: functional.leaky_relu(x, negative_slope),
             lambda dy, x, y: _aten.leaky_relu_backward(dy, x, negative_slope, False),
         )
-        return self._leaf(self._of(input), layer)
+        return self._apply_layer(self._value_of(input), layer)
 
     @_rule(functional.elu)
     def _elu(self, out: Tensor, input: Tensor, alpha: float = 1.0, inplace: bool = False) -> _Value:
@@ -374,7 +374,7 @@ class _Notes(TorchFunctionMode):
             lambda x: functional.elu(x, alpha),
             lambda dy, x, y: _aten.elu_backward(dy, alpha, 1, 1, False, x),
         )
-        return self._leaf(self._of(input), layer)
+        return self._apply_layer(self._value_of(input), layer)
 
     @_rule(functional.gelu)
     def _gelu(self, out: Tensor, input: Tensor, *, approximate: str = "none") -> _Value:
@@ -383,12 +383,12 @@ class _Notes(TorchFunctionMode):
             lambda x: functional.gelu(x, approximate=approximate),
             lambda dy, x, y: _aten.gelu_backward(dy, x, approximate=approximate),
         )
-        return self._leaf(self._of(input), layer)
+        return self._apply_layer(self._value_of(input), layer)
 
     @_rule(functional.silu)
     def _silu(self, out: Tensor, input: Tensor, inplace: bool = False) -> _Value:
         layer = layers.Activation(("silu",), functional.silu, lambda dy, x, y: _aten.silu_backward(dy, x))
-        return self._leaf(self._of(input), layer)
+        return self._apply_layer(self._value_of(input), layer)
 
     @_rule(functional.max_pool2d, torch.max_pool2d)
     def _max_pool2d(
@@ -399,7 +399,7 @@ class _Notes(TorchFunctionMode):
             raise Unsupported("a pooling returns indices")
         kernel, step = pair(kernel_size), pair(stride or kernel_size)
         layer = layers.MaxPool2d(kernel, step, pair(padding), pair(dilation), ceil_mode)
-        return self._leaf(self._image(input), layer)
+        return self._apply_layer(self._value_of_image(input), layer)
 
     @_rule(functional.avg_pool2d)
     def _avg_pool2d(
@@ -410,42 +410,42 @@ class _Notes(TorchFunctionMode):
             raise Unsupported("a pooling has a divisor of its own")
         kernel, step = pair(kernel_size), pair(stride or kernel_size)
         layer = layers.AvgPool2d(kernel, step, pair(padding), ceil_mode, count_include_pad)
-        return self._leaf(self._image(input), layer)
+        return self._apply_layer(self._value_of_image(input), layer)
 
     @_rule(functional.adaptive_avg_pool2d)
     def _adaptive_avg_pool2d(self, out: Tensor, input: Tensor, output_size: Any) -> _Value:
         sizes = list(zip(input.shape[2:], out.shape[2:], strict=True))
         if any(size % parts for size, parts in sizes):
             raise Unsupported("windows of a pooling overlap")
-        return self._means(self._image(input), [size // parts for size, parts in sizes])
+        return self._means(self._value_of_image(input), [size // parts for size, parts in sizes])
 
     @_rule(torch.mean, Tensor.mean)
     def _mean(
         self, out: Tensor, input: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
     ) -> _Value:
         dims = sorted(axis % input.dim() for axis in ([dim] if isinstance(dim, int) else dim or ()))
-        if dims == [1] and input.dim() == 3 and not keepdim and not (before := self._of(input)).words:
-            return self._leaf(before, recurrent.MeanOfWords())
+        if dims == [1] and input.dim() == 3 and not keepdim and not (before := self._value_of(input)).words:
+            return self._apply_layer(before, recurrent.MeanOfWords())
         if dims != [2, 3]:
             raise Unsupported("a mean over something else than pixels or words")
-        value = self._means(self._image(input), list(input.shape[2:]))
-        return value if keepdim else self._leaf(value, layers.Flatten())
+        value = self._means(self._value_of_image(input), list(input.shape[2:]))
+        return value if keepdim else self._apply_layer(value, layers.Flatten())
 
     def _means(self, before: _Value, window: Sequence[int]) -> _Value:
         """Means over adjacent windows."""
         size = window[0], window[1]
-        return self._leaf(before, layers.AvgPool2d(size, size, (0, 0), False, True))
+        return self._apply_layer(before, layers.AvgPool2d(size, size, (0, 0), False, True))
 
     @_rule(functional.dropout)
     def _dropout(
         self, out: Tensor, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
     ) -> _Value:
-        before = self._of(input)
+        before = self._value_of(input)
         if not training or p == 0:
             return before
         if before.words:
             raise Unsupported("dropout of the states of words")
-        return self._leaf(before, layers.Dropout(p))
+        return self._apply_layer(before, layers.Dropout(p))
 
     @_rule(functional.batch_norm)
     def _batch_norm(
@@ -457,8 +457,8 @@ class _Notes(TorchFunctionMode):
             raise Unsupported("a BatchNorm keeps no running statistics")
         if training != self._training:
             raise Unsupported("a BatchNorm is not in the mode of the network")
-        return self._leaf(
-            self._channels(input),
+        return self._apply_layer(
+            self._value_of_channels(input),
             layers.BatchNorm(eps, momentum),
             weight=weight,
             bias=bias,
@@ -471,7 +471,9 @@ class _Notes(TorchFunctionMode):
         self, out: Tensor, input: Tensor, num_groups: int, weight: Tensor | None = None,
         bias: Tensor | None = None, eps: float = 1e-5,
     ) -> _Value:  # fmt: skip
-        return self._leaf(self._channels(input), layers.GroupNorm(num_groups, eps), weight=weight, bias=bias)
+        return self._apply_layer(
+            self._value_of_channels(input), layers.GroupNorm(num_groups, eps), weight=weight, bias=bias
+        )
 
     @_rule(functional.layer_norm)
     def _layer_norm(
@@ -479,10 +481,10 @@ class _Notes(TorchFunctionMode):
         bias: Tensor | None = None, eps: float = 1e-5,
     ) -> _Value:  # fmt: skip
         """A LayerNorm of vectors is a GroupNorm with one group."""
-        before = self._of(input)
+        before = self._value_of(input)
         if len(normalized_shape) != 1 or (input.dim() != 2 and not before.words):
             raise Unsupported("a LayerNorm of something else than vectors")
-        return self._leaf(before, layers.GroupNorm(1, eps), weight=weight, bias=bias)
+        return self._apply_layer(before, layers.GroupNorm(1, eps), weight=weight, bias=bias)
 
     @_rule(
         torch.flatten,
@@ -492,13 +494,13 @@ class _Notes(TorchFunctionMode):
         Tensor.reshape,
         torch.squeeze,
         Tensor.squeeze,
-        keeps=True,
+        keeps_input=True,
     )
     def _reshape(self, out: Tensor, input: Tensor, *shape: Any, **named: Any) -> _Value:
         states = self._values.get(id(input))
         if states is not None and states.last and out.shape == input.shape[1:]:  # of an LSTM with one layer
             return self._last_word(states)
-        before = self._of(input)
+        before = self._value_of(input)
         if out.shape == input.shape and out.dtype == input.dtype:
             return before
         if out.shape[:1] != input.shape[:1]:
@@ -507,17 +509,19 @@ class _Notes(TorchFunctionMode):
             )
         if before.words or out.shape != (len(input), math.prod(input.shape[1:])):
             raise Unsupported(f"it gives {tuple(input.shape[1:])} the shape {tuple(out.shape[1:])}")
-        return self._leaf(before, layers.Flatten())
+        return self._apply_layer(before, layers.Flatten())
 
-    @_rule(torch.clone, Tensor.clone, Tensor.contiguous, Tensor.float, Tensor.long, Tensor.to, keeps=True)
-    def _same(self, out: Tensor, input: Tensor, *how: Any, **named: Any) -> _Value:
+    @_rule(
+        torch.clone, Tensor.clone, Tensor.contiguous, Tensor.float, Tensor.long, Tensor.to, keeps_input=True
+    )
+    def _identity(self, out: Tensor, input: Tensor, *how: Any, **named: Any) -> _Value:
         if (out.dtype, out.shape, out.device) != (input.dtype, input.shape, input.device):
             raise Unsupported(f"it turns its samples into {out.dtype}")
-        return self._values.get(id(input)) or self._of(input)
+        return self._values.get(id(input)) or self._value_of(input)
 
     @_rule(torch.add, Tensor.add, Tensor.add_)
     def _add(self, out: Tensor, input: Tensor, other: Any, *, alpha: float = 1) -> _Value:
-        left, right = self._of(input), self._of(other)
+        left, right = self._value_of(input), self._value_of(other)
         if alpha != 1 or input.shape != other.shape or left is right:
             raise Unsupported("a sum of something else than a value and what was computed from it")
         for first, last in ((left, right), (right, left)):
@@ -535,7 +539,7 @@ class _Notes(TorchFunctionMode):
         if max_norm is not None or scale_grad_by_freq or sparse:
             raise Unsupported("an embedding is not a plain one")
         padding = None if padding_idx is None else padding_idx % len(weight)
-        return self._leaf(self._of(input), recurrent.Embedding(padding), weight=weight)
+        return self._apply_layer(self._value_of(input), recurrent.Embedding(padding), weight=weight)
 
     @_rule(torch.lstm)
     def _lstm(
@@ -543,20 +547,20 @@ class _Notes(TorchFunctionMode):
         num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
     ) -> _Value:  # fmt: skip
         plain = has_biases and batch_first and not bidirectional and input.dim() == 3
-        roles = [f"{role}_l{k}" for k in range(num_layers) for role in _LSTM]
+        roles = [f"{role}_l{k}" for k in range(num_layers) for role in _LSTM_ROLES]
         if not plain or (dropout and train and num_layers > 1) or len(params) != len(roles):
             raise Unsupported("an LSTM is not a plain one with the batch first")
         if not all(id(state) in self._zeros for state in hx):
             raise Unsupported("an LSTM starts from states of its own")
-        before = self._of(input)
+        before = self._value_of(input)
         if before.words:
             raise Unsupported("an LSTM behind another")
-        value = self._leaf(before, recurrent.Lstm(num_layers), **dict(zip(roles, params, strict=True)))
+        value = self._apply_layer(before, recurrent.Lstm(num_layers), **dict(zip(roles, params, strict=True)))
         self._values[id(out[1])] = replace(value, words=True, last=(num_layers, input.shape[1]))
         return replace(value, words=True)
 
     @_rule(Tensor.__getitem__)
-    def _at(self, out: Tensor, input: Tensor, index: Any) -> _Value:
+    def _getitem(self, out: Tensor, input: Tensor, index: Any) -> _Value:
         states = self._values.get(id(input))
         if states is not None and states.last:
             layer = index[0] if isinstance(index, tuple) else index
@@ -567,7 +571,7 @@ class _Notes(TorchFunctionMode):
             ):
                 raise Unsupported("it takes something else than the last layer of an LSTM's last states")
             return self._last_word(states)
-        before, length = self._of(input), input.shape[1]
+        before, length = self._value_of(input), input.shape[1]
         place = index[1] if isinstance(index, tuple) and len(index) in (2, 3) else None
         everything = slice(None)
         if (
@@ -576,18 +580,18 @@ class _Notes(TorchFunctionMode):
             or index != (everything, place, everything)[: len(index)]
         ):
             raise Unsupported("it takes a part of something else than one of the words behind an LSTM")
-        return replace(self._leaf(before, recurrent.WordAt(place % length, length)), words=False)
+        return replace(self._apply_layer(before, recurrent.WordAt(place % length, length)), words=False)
 
     def _last_word(self, states: _Value) -> _Value:
         """The last layer's state behind the last word."""
         assert states.last is not None
         words = states.last[1]
         all_states = replace(states, last=None)
-        return replace(self._leaf(all_states, recurrent.WordAt(words - 1, words)), words=False)
+        return replace(self._apply_layer(all_states, recurrent.WordAt(words - 1, words)), words=False)
 
-    @_rule(torch.transpose, Tensor.transpose, torch.permute, Tensor.permute, keeps=True)
+    @_rule(torch.transpose, Tensor.transpose, torch.permute, Tensor.permute, keeps_input=True)
     def _transpose(self, out: Tensor, input: Tensor, *dims: Any, **named: Any) -> _Value:
-        before = self._of(input)
+        before = self._value_of(input)
         order = tuple(range(input.dim()))
         if named or not before.words or len(order) != 3:
             raise Unsupported("it transposes something else than the classes of words")
@@ -601,31 +605,31 @@ class _Notes(TorchFunctionMode):
         self, out: Tensor, input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
     ) -> _Value:
         """The logarithms of probabilities are logits, too: the cross-entropy of both is the same."""
-        before = self._of(input)
+        before = self._value_of(input)
         if not self._training or type(self._spec.loss) is not CrossEntropy or dim not in (1, -1, None):
             raise Unsupported("it calls log_softmax")
         if input.dim() != 2 or dtype is not None:
             raise Unsupported("it calls log_softmax in another way")
         return replace(before, final=True)
 
-    def _channels(self, input: Tensor) -> _Value:
+    def _value_of_channels(self, input: Tensor) -> _Value:
         """The value of samples ``(B, channels, ...)``."""
-        value = self._of(input)
+        value = self._value_of(input)
         if value.words:
             raise Unsupported("a normalisation over the words of a text")
         return value
 
-    def _image(self, input: Tensor) -> _Value:
+    def _value_of_image(self, input: Tensor) -> _Value:
         """The value of images ``(B, channels, height, width)``."""
         if input.dim() != 4:
             raise Unsupported("a convolution or pooling takes no images")
-        return self._of(input)
+        return self._value_of(input)
 
 
-_LSTM = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
+_LSTM_ROLES = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
 """PyTorch's names for the tensors of a layer of an LSTM, in the order in which it passes them."""
 
-_QUESTIONS = {
+_ALLOWED_QUERIES = {
     "__get__", "__len__", "dim", "element_size", "get_device", "is_contiguous", "is_floating_point",
     "ndimension", "nelement", "numel", "size", "stride", "type",
 }  # fmt: skip
@@ -658,7 +662,7 @@ def _pool_first(chain: list[Layer]) -> list[Layer]:
     return result
 
 
-def _described(steps: _Steps) -> list[Any]:
+def _description(steps: _Steps) -> list[Any]:
     """A description of the steps, by which two readings are compared."""
     description: list[Any] = []
     for step in steps:
@@ -666,11 +670,11 @@ def _described(steps: _Steps) -> list[Any]:
             settings = {k: v for k, v in vars(step.layer).items() if isinstance(v, int | float | tuple)}
             description.append((type(step.layer), settings, dict(step.names)))
         else:
-            description.append(_described(step))
+            description.append(_description(step))
     return description
 
 
-def _called(func: Callable[..., Any]) -> str:
+def _function_name(func: Callable[..., Any]) -> str:
     """The name of a function of PyTorch, or of a property of tensors."""
     owner = getattr(func, "__self__", None)
     return str(getattr(owner if func.__name__ == "__get__" else func, "__name__", func))
@@ -682,7 +686,7 @@ def _blank(tensor: Tensor) -> Tensor:
     return make(tensor.shape, dtype=tensor.dtype)
 
 
-def _undropped(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+def _no_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Stands in for dropout, and drops nothing."""
     return input if inplace or not training or p == 0 else input.clone()
 

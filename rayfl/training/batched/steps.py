@@ -49,20 +49,20 @@ class StepPlan:
         work: LocalWork,
         visits: Sequence[Visits] | NDArray[np.intp] | None = None,
     ) -> None:
-        self._per_step = work.batches_a_step
+        self._passes_per_step = work.batches_a_step
         if visits is None:
-            self._shuffle(seed, round, clients, sizes, work)
+            self._fill_epochs(seed, round, clients, sizes, work)
         else:
-            self._visit(visits, sizes)
+            self._fill_visits(visits, sizes)
         self.widths = self.counts.max(axis=1, initial=0)
         self.active = (self.counts > 0).sum(axis=1)
         self.full = ((self.counts == self.widths[:, None]) | (self.counts == 0)).all(axis=1)
         valid = np.arange(self.places.shape[2]) < self.counts[:, :, None]
         self.weights = (valid / np.maximum(1, self.counts)[:, :, None]).astype(np.float32)
-        self.seen = self.counts[self._per_step - 1 :: self._per_step].sum(axis=0)
+        self.seen = self.counts[self._passes_per_step - 1 :: self._passes_per_step].sum(axis=0)
         self.snapshots = np.minimum(self.totals, work.snapshot_epoch * work.steps_an_epoch(sizes))
 
-    def _shuffle(
+    def _fill_epochs(
         self,
         seed: int,
         round: int,
@@ -74,7 +74,7 @@ class StepPlan:
         epochs = work.epochs
         batch = int(min(work.batch_size, sizes.max(initial=1)))  # arrays are as wide as the data, not as B
         self.totals = work.steps_an_epoch(sizes) * epochs
-        self._make(batch, len(clients))
+        self._allocate(batch, len(clients))
         firsts = np.cumsum(sizes) - sizes
         ids = np.asarray(clients)
         for n in np.unique(sizes[sizes > 0]).tolist():  # clients of one size at a time
@@ -85,25 +85,25 @@ class StepPlan:
             padded[:, :, :n] = orders + firsts[same, None, None]
             batches = padded.reshape(len(same), epochs, s, batch)[:, :, :, : self.places.shape[2]]
             ends = np.minimum(batch, n - batch * np.arange(s))
-            if s % self._per_step:  # an odd last one is paired with the first
+            if s % self._passes_per_step:  # an odd last one is paired with the first
                 batches, ends = np.concatenate([batches, batches[:, :, :1]], axis=2), np.append(ends, ends[0])
             passes = epochs * len(ends)
             self.places[:passes, same] = batches.reshape(len(same), passes, -1).transpose(1, 0, 2)
             self.counts[:passes, same] = np.tile(ends, epochs)[:, None]
 
-    def _visit(self, visits: Sequence[Visits] | NDArray[np.intp], sizes: NDArray[np.int64]) -> None:
+    def _fill_visits(self, visits: Sequence[Visits] | NDArray[np.intp], sizes: NDArray[np.int64]) -> None:
         """Fill in the given passes; in Per-FedAvg an odd last one is paired with the first."""
         if isinstance(visits, np.ndarray) and visits.size:
-            self.totals = np.full(len(visits), -(-visits.shape[1] // self._per_step), np.int64)
-            self._make(visits.shape[2], len(visits))
-            self._place(visits.transpose(1, 0, 2), np.arange(len(visits)), sizes)
+            self.totals = np.full(len(visits), -(-visits.shape[1] // self._passes_per_step), np.int64)
+            self._allocate(visits.shape[2], len(visits))
+            self._fill_equal_batches(visits.transpose(1, 0, 2), np.arange(len(visits)), sizes)
             return
-        self.totals = np.array([-(-len(batches) // self._per_step) for batches in visits], np.int64)
+        self.totals = np.array([-(-len(batches) // self._passes_per_step) for batches in visits], np.int64)
         widths = [
             batches.shape[1] if isinstance(batches, np.ndarray) else max(map(len, batches), default=0)
             for batches in visits
         ]
-        self._make(max([1, *widths]), len(visits))
+        self._allocate(max([1, *widths]), len(visits))
         firsts = np.cumsum(sizes) - sizes
         shapes: dict[tuple[int, ...], list[int]] = {}
         for c, passes in enumerate(visits):
@@ -112,25 +112,27 @@ class StepPlan:
                 continue
             check_visits(passes, int(sizes[c]))
             if len(passes):
-                batches = [*passes, passes[0]] if len(passes) % self._per_step else passes
+                batches = [*passes, passes[0]] if len(passes) % self._passes_per_step else passes
                 lengths = np.array([len(batch) for batch in batches])
                 valid = np.arange(self.places.shape[2]) < lengths[:, None]
                 self.places[: len(batches), c][valid] = np.concatenate(batches) + firsts[c]
                 self.counts[: len(batches), c] = lengths
         for same in shapes.values():
-            self._place(np.stack([visits[c] for c in same], axis=1), np.array(same), sizes)
+            self._fill_equal_batches(np.stack([visits[c] for c in same], axis=1), np.array(same), sizes)
 
-    def _place(self, batches: NDArray[np.intp], same: NDArray[np.intp], sizes: NDArray[np.int64]) -> None:
+    def _fill_equal_batches(
+        self, batches: NDArray[np.intp], positions: NDArray[np.intp], sizes: NDArray[np.int64]
+    ) -> None:
         """Fill in passes ``(T, c, b)``, all with b samples, of some clients ``(c,)``."""
-        for c in np.flatnonzero((batches.min((0, 2)) < 0) | (batches.max((0, 2)) >= sizes[same])):
-            check_visits(batches[:, c], int(sizes[same[c]]))
-        if len(batches) % self._per_step:
+        for c in np.flatnonzero((batches.min((0, 2)) < 0) | (batches.max((0, 2)) >= sizes[positions])):
+            check_visits(batches[:, c], int(sizes[positions[c]]))
+        if len(batches) % self._passes_per_step:
             batches = np.concatenate([batches, batches[:1]])
         firsts = np.cumsum(sizes) - sizes
-        self.places[: len(batches), same, : batches.shape[2]] = batches + firsts[same, None]
-        self.counts[: len(batches), same] = batches.shape[2]
+        self.places[: len(batches), positions, : batches.shape[2]] = batches + firsts[positions, None]
+        self.counts[: len(batches), positions] = batches.shape[2]
 
-    def _make(self, width: int, clients: int) -> None:
-        self.passes = int(self.totals.max(initial=0)) * self._per_step
+    def _allocate(self, width: int, clients: int) -> None:
+        self.passes = int(self.totals.max(initial=0)) * self._passes_per_step
         self.counts = np.zeros((self.passes, clients), np.int64)
         self.places = np.zeros((self.passes, clients, width), np.int64)

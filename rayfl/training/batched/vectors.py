@@ -20,8 +20,8 @@ LANES = 8
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES)
 
-_Any = Callable[..., Any]
-_operation: Callable[[_Any], _Any] = intrinsic
+_Function = Callable[..., Any]
+_operation: Callable[[_Function], _Function] = intrinsic
 _model: Callable[[Any], Callable[[type], type]] = register_model
 
 

@@ -33,19 +33,19 @@ from rayfl.training.loop import LoopEngine
 from rayfl.training.precision import Precision, forward
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock
 
-_RANDOM = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+_RANDOM_LAYERS = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
-_LEAST = 8
+_LEAST_CLIENTS = 8
 """Number of clients below which a vectorised step is slower than that many plain steps, on a CPU."""
 
-_SHARED = 1 << 14
+_MANY_ACTIVATIONS = 1 << 14
 """Activations per sample above which plain steps are faster for any number of clients: call overhead no
 longer matters, and the activations of one client fill the cache."""
 
-_MANY = 1 << 24
+_MANY_PARAMETERS = 1 << 24
 """Parameters above which networks that predict every word train in the plain loop: it holds fewer copies."""
 
-_BATCH = 32
+_TYPICAL_BATCH = 32
 """A typical batch size, to estimate whether a step reads more activations or more weights."""
 
 _NO_RULE = re.compile(r"There is a performance drop because .* the batching rule for (aten::\w+)")
@@ -53,7 +53,7 @@ _NO_RULE = re.compile(r"There is a performance drop because .* the batching rule
 
 Tensors = dict[str, torch.Tensor]
 
-_Given = tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]
+_StepInputs = tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]
 """Inputs of a step: samples ``(C, B, ...)``, factors of dropout ``(C, B, ...)`` each, weights ``(C, B)``."""
 
 
@@ -83,11 +83,13 @@ class VmapNetwork(Network):
         self._precision = precision
         module = spec.build().train()
         for name, part in module.named_modules():
-            if isinstance(part, _RANDOM) and getattr(part, "p", 1.0) != 0:
+            if isinstance(part, _RANDOM_LAYERS) and getattr(part, "p", 1.0) != 0:
                 raise Unsupported(f"{name} draws random numbers")
         self._module = module
         # Buffers that are not in the vector, such as BatchNorm's counter, are reset for every client.
-        self._rest = {name: b.clone() for name, b in module.named_buffers() if name not in spec.names}
+        self._extra_buffers = {
+            name: b.clone() for name, b in module.named_buffers() if name not in spec.names
+        }
         self.activations, self._draws = _rehearse(module, spec)
         self.draws = bool(self._draws)
         if self.draws and precision != "float32":
@@ -97,7 +99,7 @@ class VmapNetwork(Network):
         self._gradients: Any = vmap(grad_and_value(self._loss, has_aux=True), in_dims=in_dims)
         self._outputs_of_all: Any = vmap(self._outputs, in_dims=(0, 0, None, 0, 0, 0))
         self._guides: Guides | None = None
-        self._judge: nn.Module | None = None  # runs the guides' models, in evaluation mode
+        self._guide_module: nn.Module | None = None  # runs the guides' models, in evaluation mode
 
     def takes_channels_last(self) -> bool:
         """Whether the network works with images in the channels-last layout: in it, ``x.view(...)`` of a
@@ -119,11 +121,11 @@ class VmapNetwork(Network):
         return True
 
     def _outputs(
-        self, parameters: Tensors, buffers: Tensors, rest: Tensors, x: torch.Tensor,
+        self, parameters: Tensors, buffers: Tensors, extra_buffers: Tensors, x: torch.Tensor,
         factors: Sequence[torch.Tensor], weights: torch.Tensor,
     ) -> tuple[torch.Tensor, Tensors]:  # fmt: skip
         """One client's outputs, and its buffers after the forward pass; ``factors`` are those of dropout."""
-        values = {**parameters, **buffers, **rest}
+        values = {**parameters, **buffers, **extra_buffers}
         counted = (weights > 0).to(weights.dtype)
         least = len(x) if self._lengths is None else min(self._lengths)
         # torch.func has no BatchNorm of bfloat16 with statistics in float32.
@@ -137,11 +139,11 @@ class VmapNetwork(Network):
         return outputs, {name: values[name] for name in buffers}
 
     def _loss(
-        self, parameters: Tensors, buffers: Tensors, rest: Tensors, x: torch.Tensor,
+        self, parameters: Tensors, buffers: Tensors, extra_buffers: Tensors, x: torch.Tensor,
         factors: Sequence[torch.Tensor], weights: torch.Tensor, y: torch.Tensor,
     ) -> tuple[torch.Tensor, Tensors]:  # fmt: skip
         """One client's loss, and its buffers after the forward pass."""
-        outputs, new_buffers = self._outputs(parameters, buffers, rest, x, factors, weights)
+        outputs, new_buffers = self._outputs(parameters, buffers, extra_buffers, x, factors, weights)
         return (self.spec.loss.each(outputs, y) * weights).sum(), new_buffers
 
     @override
@@ -156,7 +158,9 @@ class VmapNetwork(Network):
     ) -> None:
         super().load(models, rows, sgd, offset, mask, guides)
         self._guides = guides
-        self._current = {name: b.to(models.device, copy=True) for name, b in self._rest.items()}
+        self._extra_on_device = {
+            name: b.to(models.device, copy=True) for name, b in self._extra_buffers.items()
+        }
 
     @override
     def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:
@@ -166,11 +170,13 @@ class VmapNetwork(Network):
         self._lengths = step.lengths
         inputs = x, dropout.drawn(self._draws, clients, x.shape[1], step, x), weights
         if self._guides is not None:
-            gradients, losses, new_buffers = self._guided(self._guides, values, buffers, inputs, y)
+            gradients, losses, new_buffers = self._guided_gradients(self._guides, values, buffers, inputs, y)
         elif task_of(self.spec.model) == "words":
-            gradients, losses, new_buffers = self._words(values, buffers, inputs, y)
+            gradients, losses, new_buffers = self._word_gradients(values, buffers, inputs, y)
         else:
-            gradients, (losses, new_buffers) = self._gradients(values, buffers, self._current, *inputs, y)
+            gradients, (losses, new_buffers) = self._gradients(
+                values, buffers, self._extra_on_device, *inputs, y
+            )
         for name, buffer in buffers.items():
             buffer.copy_(new_buffers[name])
         for name, gradient in gradients.items():
@@ -184,27 +190,32 @@ class VmapNetwork(Network):
         """True except for networks that predict every word, whose losses are computed separately."""
         return task_of(self.spec.model) != "words"
 
-    def _guided(
-        self, guides: Guides, values: Tensors, buffers: Tensors, given: _Given, y: torch.Tensor
+    def _guided_gradients(
+        self, guides: Guides, values: Tensors, buffers: Tensors, inputs: _StepInputs, y: torch.Tensor
     ) -> tuple[Tensors, torch.Tensor, Tensors]:
         """Gradients of the loss with the term of the guides, losses without it ``(C,)``, and buffers."""
-        if self._judge is None:
-            self._judge = self.spec.build().to(y.device).eval()
-        judge, term, clients = self._judge, guides.term, len(y)
-        guide_models = [self._named(model[:clients]) for model in guides.models]
-        with watching(self._module, guides.layer) as see_client, watching(judge, guides.layer) as see_guide:
+        if self._guide_module is None:
+            self._guide_module = self.spec.build().to(y.device).eval()
+        guide_module, term, clients = self._guide_module, guides.term, len(y)
+        guide_models = [self._tensors_by_name(model[:clients]) for model in guides.models]
+        with (
+            watching(self._module, guides.layer) as see_client,
+            watching(guide_module, guides.layer) as see_guide,
+        ):
 
             def loss(
-                parameters: Tensors, kept: Tensors, rest: Tensors, models: Sequence[Tensors],
-                given: _Given, y: torch.Tensor,
+                parameters: Tensors, buffers: Tensors, extra_buffers: Tensors, models: Sequence[Tensors],
+                inputs: _StepInputs, y: torch.Tensor,
             ) -> tuple[torch.Tensor, tuple[torch.Tensor, Tensors]]:  # fmt: skip
                 """One client's loss with the term; then its loss without the term, and its buffers."""
-                x, factors, weights = given
-                outputs, new_buffers = self._outputs(parameters, kept, rest, x, factors, weights)
+                x, factors, weights = inputs
+                outputs, new_buffers = self._outputs(parameters, buffers, extra_buffers, x, factors, weights)
                 client_seen = see_client(outputs)
                 guides_seen = [
                     see_guide(
-                        forward(partial(functional_call, judge, model), x, self._precision, cached=False)
+                        forward(
+                            partial(functional_call, guide_module, model), x, self._precision, cached=False
+                        )
                     )
                     for model in models
                 ]
@@ -213,11 +224,11 @@ class VmapNetwork(Network):
 
             step: Any = vmap(grad_and_value(loss, has_aux=True), in_dims=(0, 0, None, 0, 0, 0))
             gradients, (_, (losses, new_buffers)) = step(
-                values, buffers, self._current, guide_models, given, y
+                values, buffers, self._extra_on_device, guide_models, inputs, y
             )
         return gradients, losses, new_buffers
 
-    def _named(self, models: torch.Tensor) -> Tensors:
+    def _tensors_by_name(self, models: torch.Tensor) -> Tensors:
         """The tensors ``(C, *shape)`` of models ``(C, P)``, by name."""
         spec = self.spec
         return {
@@ -225,15 +236,15 @@ class VmapNetwork(Network):
             for name, shape, place in zip(spec.names, spec.shapes, spec.slices, strict=True)
         }
 
-    def _words(
-        self, values: Tensors, buffers: Tensors, given: _Given, y: torch.Tensor
+    def _word_gradients(
+        self, values: Tensors, buffers: Tensors, inputs: _StepInputs, y: torch.Tensor
     ) -> tuple[Tensors, torch.Tensor, Tensors]:
         """Gradients, losses ``(C,)`` and buffers of a network that predicts every word."""
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
         with torch.enable_grad():
-            outputs, new_buffers = self._forward(leaves, buffers, given)
+            outputs, new_buffers = self._forward(leaves, buffers, inputs)
             logits = outputs.movedim(2, 3).flatten(1, 2)  # (C, B, K, L) to (C, B L, K)
-        losses, delta = loss_of(self.spec.loss, logits.detach(), *predictions(y, given[2]))
+        losses, delta = loss_of(self.spec.loss, logits.detach(), *predictions(y, inputs[2]))
         gradients = torch.autograd.grad(logits, list(leaves.values()), delta, materialize_grads=True)
         return (
             dict(zip(leaves, gradients, strict=True)),
@@ -241,18 +252,22 @@ class VmapNetwork(Network):
             {n: b.detach() for n, b in new_buffers.items()},
         )
 
-    def _forward(self, leaves: Tensors, buffers: Tensors, given: _Given) -> tuple[torch.Tensor, Tensors]:
+    def _forward(
+        self, leaves: Tensors, buffers: Tensors, inputs: _StepInputs
+    ) -> tuple[torch.Tensor, Tensors]:
         """Outputs ``(C, B, K, L)`` and buffers of all clients; a single client needs no vectorisation."""
-        x, factors, weights = given
+        x, factors, weights = inputs
         if len(x) > 1:
             with sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be vectorised
-                return self._outputs_of_all(leaves, buffers, self._current, *given)  # type: ignore[no-any-return]
+                return self._outputs_of_all(  # type: ignore[no-any-return]
+                    leaves, buffers, self._extra_on_device, *inputs
+                )
         parameters, client_buffers = (
             {n: t.view(t.shape[1:]) for n, t in tensors.items()} for tensors in (leaves, buffers)
         )
         client_factors = [factor[0] for factor in factors]
         outputs, new_buffers = self._outputs(
-            parameters, client_buffers, self._current, x[0], client_factors, weights[0]
+            parameters, client_buffers, self._extra_on_device, x[0], client_factors, weights[0]
         )
         return outputs.unsqueeze(0), {name: buffer.unsqueeze(0) for name, buffer in new_buffers.items()}
 
@@ -288,17 +303,17 @@ class VmapEngine(BatchedEngine):
         precision: Precision = "float32",
     ) -> None:
         network = VmapNetwork(spec, precision)
-        on_cpu, large = batches.device.type == "cpu", network.activations > _SHARED
-        words = task_of(spec.model) == "words" and spec.P <= _MANY
+        on_cpu, large = batches.device.type == "cpu", network.activations > _MANY_ACTIVATIONS
+        words = task_of(spec.model) == "words" and spec.P <= _MANY_PARAMETERS
         if words and on_cpu and large:
             clients_per_call = clients_per_call or 1
         super().__init__(spec, batches, seed, network, clients_per_call)
         # Dropout draws in the order of memory, which must be the same as in the plain loop.
-        channels_last = on_cpu and network.activations * _BATCH > spec.P and not network.draws
+        channels_last = on_cpu and network.activations * _TYPICAL_BATCH > spec.P and not network.draws
         channels_last = channels_last and network.takes_channels_last()
         self.loop = LoopEngine(spec, batches, seed, channels_last, precision)
         self.module, self.forward = self.loop.module, self.loop.forward
-        self.least: float = (math.inf if large else _LEAST) if on_cpu and not words else 1
+        self.least: float = (math.inf if large else _LEAST_CLIENTS) if on_cpu and not words else 1
         if least is not None:
             self.least = least
         self.apart: set[str] | None = None
@@ -319,11 +334,11 @@ class VmapEngine(BatchedEngine):
     ) -> TrainedBlock:
         if len(clients) < self.least:
             return self.loop.train(work, round, clients, indices, start, terms)
-        with self._listening():
+        with self._noting_fallbacks():
             return super().train(work, round, clients, indices, start, terms)
 
     @contextmanager
-    def _listening(self) -> Iterator[None]:
+    def _noting_fallbacks(self) -> Iterator[None]:
         """Turn PyTorch's warnings in every step about operations into names in :attr:`apart`.
 
         After the first block PyTorch itself switches these warnings off, which costs nothing. A filter would
