@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rayfl.data.base import Column, Samples, in_order
 from rayfl.data.sharded import ShardedArray
 from rayfl.errors import ConfigError, DataError
-from rayfl.given import called
+from rayfl.given import shown_path
 
 Layout = Literal["auto", "hwc", "chw"]
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
@@ -179,7 +179,7 @@ def read_npz(path: Path, name: str, layout: Layout = "auto", tokens: bool = Fals
     arrays = read_arrays(path)
     if "x" in arrays:
         raise DataError(f"{path}: has no test part; expected {', '.join(_REQUIRED)}")
-    return of_arrays(arrays, name, called(path), layout, tokens)
+    return of_arrays(arrays, name, shown_path(path), layout, tokens)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:

@@ -13,7 +13,7 @@ from rayfl.data.arrays import Layout, of_arrays, read_arrays
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.own import check_seed, with_test_part
-from rayfl.given import called
+from rayfl.given import shown_path
 
 
 class Npz(ImageDataset):
@@ -53,6 +53,6 @@ class Npz(ImageDataset):
     @override
     def load(self, root: Path) -> Samples:
         path = self.path.expanduser()
-        arrays, numbering = with_test_part(read_arrays(path), self.test_fraction, self.seed, called(path))
-        samples = of_arrays(arrays, path.stem, called(path), self.layout, self.tokens)
+        arrays, numbering = with_test_part(read_arrays(path), self.test_fraction, self.seed, shown_path(path))
+        samples = of_arrays(arrays, path.stem, shown_path(path), self.layout, self.tokens)
         return self.reshaped(replace(samples, numbering=numbering))
