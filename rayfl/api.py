@@ -163,31 +163,31 @@ def resume(
         return Result(directory.path)
     check(config)
     if changed:
-        on_event = _keeping_plugins(directory, on_event)
+        on_event = _saving_plugins(directory, on_event)
     return _execute(config, directory, on_event)
 
 
 _DEVICES = {"cpu": "CPUs", "cuda": "GPUs", "auto": "a GPU where there is one"}
 
 
-def _check_execution(begun: Config, config: Config, say: Listener) -> None:
+def _check_execution(recorded: Config, config: Config, say: Listener) -> None:
     """Refuse execution settings that would change results without notice; report a change of the device.
 
     Raises:
         ConfigError
     """
     for name in BLOCK_SETTINGS:
-        was, now = (json.dumps(getattr(each.execution, name)) for each in (begun, config))
+        was, now = (json.dumps(getattr(each.execution, name)) for each in (recorded, config))
         if now != was:
             what = f"is {now}, but the run was begun with {was}, and other sums round differently"
             raise ConfigError(f"execution.{name}", what, "leave it out, or begin a new run")
-    was, now = device_of(begun), device_of(config)
+    was, now = device_of(recorded), device_of(config)
     if now != was:
         trained = f"clients trained on {_DEVICES[was]}, and now train on {_DEVICES[now]}"
         say(Note(f"{trained}: these round differently, so the bits are not those of a run on one of them"))
 
 
-def _keeping_plugins(directory: RunDirectory, on_event: Listener) -> Listener:
+def _saving_plugins(directory: RunDirectory, on_event: Listener) -> Listener:
     """Save the plug-ins of this process with the run once they have completed a round or the run.
 
     Until then the run's models come from the old plug-ins, which are still needed to read the run.
@@ -208,7 +208,7 @@ def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Res
     if config.execution.device != "cuda":
         ahead.begin()
     stop = threading.Event()
-    with _heeded(on_event, stop) as heeded:
+    with _stopping_on_error(on_event, stop) as heeded:
         heeded(Begun(directory.path))
         with (
             directory.locked(lambda text: heeded(Note(text))),
@@ -217,7 +217,7 @@ def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Res
         ):
             if config.execution.backend == "ray":
                 connect(config)  # before the signals: ray.init installs its own handler for SIGTERM
-            with _signals(stop):
+            with _stopping_on_signals(stop):
                 if config.execution.backend == "inline":
                     drive(config, directory, listen, stop.is_set)
                 else:
@@ -238,7 +238,7 @@ def _status(config: Config, directory: RunDirectory) -> Status:
 
 
 @contextlib.contextmanager
-def _heeded(on_event: Listener, stop: threading.Event) -> Iterator[Listener]:
+def _stopping_on_error(on_event: Listener, stop: threading.Event) -> Iterator[Listener]:
     """Yield a callback whose first error stops the run with a checkpoint and is raised at the end."""
     errors: list[Exception] = []
 
@@ -262,7 +262,7 @@ def _heeded(on_event: Listener, stop: threading.Event) -> Iterator[Listener]:
 
 
 @contextlib.contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
+def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
     """SIGINT, SIGTERM and SIGHUP stop the run with a checkpoint; a second one interrupts immediately."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -23,7 +23,7 @@ MESSAGE_WORK = 1e8
 """Parameters times samples that take one core about ten milliseconds; with less work in a message, the time
 to send it is noticeable."""
 
-_SPARE = 4
+_MESSAGES_PER_ACTOR = 4
 """Messages per actor, enough to balance the load between fast and slow actors."""
 
 
@@ -271,7 +271,9 @@ def bundles(tasks: Sequence[Task], actors: int) -> list[list[int]]:
     """
     order = longest_first(tasks)
     worth = sum(min(1.0, task.work / MESSAGE_WORK) for task in tasks)
-    count = min(len(tasks), actors if worth <= actors else max(_SPARE * actors, math.ceil(worth)))
+    count = min(
+        len(tasks), actors if worth <= actors else max(_MESSAGES_PER_ACTOR * actors, math.ceil(worth))
+    )
     if count == len(tasks):
         return [[i] for i in order]
     messages: list[list[int]] = [[] for _ in range(count)]

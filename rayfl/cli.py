@@ -153,7 +153,7 @@ def _run_all(configs: list[Config], changed: list[tuple[str, ...]], resume: bool
                 results.append(api.run(config, on_event=display, changed=settings))
     out.print(closing([result.summary for result in results], out.width))
     for result in results:
-        _say(f"run directory: {_place(result.path)}")
+        _say(f"run directory: {_shown_place(result.path)}")
     if len(results) > 1:
         page = results[0].path.parent / f"{configs[0].name}-comparison.html"
         write_comparison([result.path for result in results], page)
@@ -162,7 +162,7 @@ def _run_all(configs: list[Config], changed: list[tuple[str, ...]], resume: bool
         _say(f"report: {short(results[0].path / 'report.html')}")
 
 
-def _place(path: Path) -> str:
+def _shown_place(path: Path) -> str:
     """Where a run is found: its URL, or its folder relative to the current one."""
     from rayfl.rundir import RunDirectory
 
@@ -218,7 +218,7 @@ def resume(
     with Display(out, f"resuming {short(path)}") as display:
         result = api.resume(path, overrides or [], display, changed_plugins)
     out.print(closing([result.summary], out.width))
-    _say(f"run directory: {_place(result.path)}")
+    _say(f"run directory: {_shown_place(result.path)}")
 
 
 @app.command()
@@ -456,7 +456,7 @@ KINDS = (
 """What ``rayfl list`` shows."""
 
 
-def _remedy(name: str) -> str:
+def _kind_remedy(name: str) -> str:
     """What to write in place of an unknown kind of parts; many users write the name of a part."""
     with _importing_parts():
         from rayfl.config import kinds
@@ -477,7 +477,7 @@ def list_parts(
 ) -> None:
     """List methods, all other parts and presets, one line each; or show one of them in full."""
     if kind and kind not in KINDS:
-        raise ConfigError("list", f"no such kind {kind!r}", _remedy(kind))
+        raise ConfigError("list", f"no such kind {kind!r}", _kind_remedy(kind))
     with _importing_parts():
         from rayfl import config
         from rayfl.config import kinds
@@ -503,7 +503,7 @@ def _show_kind(kind: str) -> None:
     if kind == "presets":
         entries = {name: _preset_line(path) for name, path in config.presets().items()}
     elif kind == "coresets":
-        entries = {name: first_sentence(text) for name, text in _coresets().items()}
+        entries = {name: first_sentence(text) for name, text in _coreset_docstrings().items()}
     else:
         entries = {name: summary(part) for name, part in kinds.KINDS[kind].items()}
     heading = f"{kind} (from Python: rayfl.coresets.<name>.select)" if kind == "coresets" else kind
@@ -521,7 +521,7 @@ def _show_part(kind: str, name: str) -> None:
     from rayfl.config import kinds
 
     if kind == "coresets":
-        coresets = _coresets()
+        coresets = _coreset_docstrings()
         if name not in coresets:
             raise ConfigError(name, f"no such part among {kind}", nearest(name, coresets))
         _say(inspect.cleandoc(coresets[name]).replace("``", ""))
@@ -536,14 +536,14 @@ def _show_part(kind: str, name: str) -> None:
         table.add_column(column, overflow="fold")
     for setting, field in part.model_fields.items():
         if setting != "name":
-            default = "required" if field.is_required() else _default(field)
+            default = "required" if field.is_required() else _default_text(field)
             table.add_row(setting, escape(default), escape(field.description or ""))
     if table.row_count:
         _say("")
         out.print(table)
 
 
-def _default(field: FieldInfo) -> str:
+def _default_text(field: FieldInfo) -> str:
     """The default of a setting as text; a section takes one line per setting."""
     from pydantic import BaseModel
 
@@ -600,7 +600,7 @@ def _show_preset(name: str) -> None:
         _say(f"left open by the paper: {setting}: {note}")
 
 
-def _coresets() -> dict[str, str]:
+def _coreset_docstrings() -> dict[str, str]:
     """Methods that choose vertices of a graph, and their docstrings; parsed, as importing takes seconds."""
     folder = Path(__file__).parent / "coresets"
     sources = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))}
@@ -870,7 +870,7 @@ def doctor() -> None:
     out.print(table)
 
 
-def _at_home(arguments: Sequence[str]) -> list[str]:
+def _expand_home(arguments: Sequence[str]) -> list[str]:
     """Expand ``~`` where shells do not: in quotes, and in ``--out=~/folder``. Settings do it themselves."""
     expanded = []
     for argument in arguments:
@@ -893,7 +893,7 @@ def _plugins_first(arguments: Sequence[str]) -> list[str]:
     return [*plugins, *others]
 
 
-_HANDLED = (
+_HANDLED_FAILURES = (
     "^A worker died or was killed while executing a task|^The node with node id: .* has been marked dead"
     "|^Raylet is terminated"
 )
@@ -903,12 +903,12 @@ killed for lack of memory."""
 
 def main() -> None:
     """The entry point: mistakes of the user are one line and exit code 2, an interrupt is 130."""
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _HANDLED)  # Ray reads it when it is imported
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _HANDLED_FAILURES)  # Ray reads it when it is imported
     try:
-        arguments = _plugins_first(_at_home(sys.argv[1:]))
+        arguments = _plugins_first(_expand_home(sys.argv[1:]))
         sys.exit(app(arguments or ["--help"], prog_name="rayfl", standalone_mode=False))
     except ClientError as error:
-        if error.diverged or not _own_fault(error, error.cause, f"{error.where}: "):
+        if error.diverged or not _print_user_fault(error, error.cause, f"{error.where}: "):
             traceback = "" if error.diverged else f"{error.cause.rstrip()}\n"
             print(f"{traceback}error: {error}", file=sys.stderr)
         sys.exit(1)
@@ -930,16 +930,16 @@ def main() -> None:
         if hasattr(error, "format_message"):  # typer has several classes of usage errors
             command = getattr(getattr(error, "ctx", None), "command_path", "rayfl")
             setting = getattr(error, "option_name", "").lstrip("-")
-            meant = f"settings are written {setting}=...; " if setting in _PLAIN else ""
+            meant = f"settings are written {setting}=...; " if setting in _SETTINGS_NOT_OPTIONS else ""
             line = f"{error.format_message().rstrip('.')}; {meant}see {command} --help"
             print(f"error: {line}", file=sys.stderr)
             sys.exit(2)
-        if not _own_fault(error):
+        if not _print_user_fault(error):
             raise
         sys.exit(1)
 
 
-def _own_fault(error: Exception, text: str = "", who: str = "") -> bool:
+def _print_user_fault(error: Exception, text: str = "", who: str = "") -> bool:
     """Print an error that the user's own code has raised as one line, after the user's lines that led to it.
 
     Returns:
@@ -955,7 +955,7 @@ def _own_fault(error: Exception, text: str = "", who: str = "") -> bool:
     return fault is not None
 
 
-_PLAIN = ("rounds", "seed", "algorithm", "data", "model", "partition", "loss", "local")
+_SETTINGS_NOT_OPTIONS = ("rounds", "seed", "algorithm", "data", "model", "partition", "loss", "local")
 """Settings that users mistake for command-line options."""
 
 

@@ -70,7 +70,7 @@ class Display:
 
         self.console = console
         self._pace = pace or Pace()
-        self._deaf = False  # whether the output pipe is closed
+        self._output_closed = False  # whether the output pipe is closed
         self._path: Path | None = None  # the run directory, until the command to resume has been printed
         console.print(title, style="bold", highlight=False, markup=False)
         self._progress: Progress | None = None
@@ -90,13 +90,13 @@ class Display:
 
     def __call__(self, event: RunEvent) -> None:
         """Show one event."""
-        if self._deaf and not isinstance(event, Stopped):
+        if self._output_closed and not isinstance(event, Stopped):
             return
         try:
             self._show(event)
         except BrokenPipeError:  # as in ``rayfl run ... | head``
-            self._deaf = True
-            self._aside("the output was closed: stopping")
+            self._output_closed = True
+            self._print_to_stderr("the output was closed: stopping")
             signal.raise_signal(signal.SIGTERM)  # stopping writes a checkpoint
 
     def __enter__(self) -> Display:
@@ -108,14 +108,14 @@ class Display:
         if kind is None or self._path is None or (isinstance(error, RayflError) and error.lasting):
             return
         if (self._path / "checkpoints").is_dir():
-            self._aside(f"resume with: rayfl resume {self._path}")
+            self._print_to_stderr(f"resume with: rayfl resume {self._path}")
 
     def close(self) -> None:
         """Remove the progress bar."""
         if self._progress is not None:
             self._progress.stop()
 
-    def _aside(self, text: str) -> None:
+    def _print_to_stderr(self, text: str) -> None:
         """Print a line to standard error."""
         with contextlib.suppress(OSError):
             print(text, file=sys.stderr, flush=True)
@@ -131,18 +131,18 @@ class Display:
                 if self._progress is not None:
                     self._progress.update(self._task, note=f"block {done}/{total}")
             case Clustered():
-                self._clustered(event)
+                self._show_clustered(event)
             case RoundDone():
-                self._round(event)
+                self._show_round(event)
             case Stopped():
-                self._stopped(event)
+                self._show_stopped(event)
             case Finished(summary=summary):
-                self._finished(summary)
+                self._show_finished(summary)
 
     def _line(self, text: str) -> None:
         self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
 
-    def _clustered(self, event: Clustered) -> None:
+    def _show_clustered(self, event: Clustered) -> None:
         threshold = event.facts.get("threshold")
         cut = "" if threshold is None else f", cut at {threshold:.3g}"
         how = " (the tree's own proposal)" if event.facts.get("suggested") else ""
@@ -150,7 +150,7 @@ class Display:
         groups = counted(event.n_clusters, "group")
         self._line(f"clustered into {groups}{how}{cut}{truth} ({duration(event.seconds)})")
 
-    def _round(self, event: RoundDone) -> None:
+    def _show_round(self, event: RoundDone) -> None:
         data, done = event.row, event.round + 1
         accuracy, few = data.get("accuracy_mean"), data.get("estimated_from")
         tested = ""
@@ -171,18 +171,18 @@ class Display:
         else:
             self._progress.update(self._task, description=text, completed=done, total=event.rounds, note="")
 
-    def _stopped(self, event: Stopped) -> None:
+    def _show_stopped(self, event: Stopped) -> None:
         self.close()
         self._path = None
         text = (
             f"stopped after {counted(event.rounds, 'complete round')}; resume with: rayfl resume {event.path}"
         )
-        if self._deaf:
-            self._aside(text)
+        if self._output_closed:
+            self._print_to_stderr(text)
         else:
             self._line(text)
 
-    def _finished(self, summary: Mapping[str, Any]) -> None:
+    def _show_finished(self, summary: Mapping[str, Any]) -> None:
         self.close()
         if summary["accuracy_mean"] is None and summary.get("loss_mean") is not None:
             score = f"test loss {summary['loss_mean']:.4g}"
@@ -211,7 +211,7 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
     """
     measures = {name: text for s in summaries for name, text in s.get("measures", {}).items()}
     more = {
-        **_MORE,
+        **_EXTRA_COLUMNS,
         **{f"{name}_mean": (name, f"{text}, mean over clients") for name, text in measures.items()},
     }
     extra = {key: text for key, text in more.items() if any(s.get(key) is not None for s in summaries)}
@@ -221,7 +221,7 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
         if accurate
         else "loss: mean of the clients' test losses after the last round"
     )
-    tests = "; ".join(dict.fromkeys(text for s in summaries if (text := _tests(s))))
+    tests = "; ".join(dict.fromkeys(text for s in summaries if (text := _test_sizes(s))))
     sample_errors = [s.get("accuracy_se_samples") for s in summaries]
     errors = ", ".join(number(value, 1) for value in sample_errors)
     table = Table(
@@ -244,7 +244,7 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
             else UNKNOWN,
             UNKNOWN if s["ari"] is None else f"{s['ari']:.2f}",
             *(_accuracies(s) if accurate else (number(s.get("loss_mean"), 4),)),
-            *(number(s.get(key), 1 if key in _MORE else 3) for key in extra),
+            *(number(s.get(key), 1 if key in _EXTRA_COLUMNS else 3) for key in extra),
             size(s["bytes_up"]),
             size(s["bytes_down"]),
             f"{s['seconds']:.1f}",
@@ -270,7 +270,7 @@ def comparison_table(
     turned = [[name, *cells] for name, cells in texts]
     alone = naming == 1  # so that rows may become columns
     fits = alone and width is not None and _width(turned) <= width
-    parts = [texts] if fits else _parts(texts, width, naming)
+    parts = [texts] if fits else _column_parts(texts, width, naming)
     tables = []
     for part in parts:
         headings, cells = zip(*part, strict=True)
@@ -282,7 +282,7 @@ def comparison_table(
     return tables[0]
 
 
-def _parts(
+def _column_parts(
     columns: Sequence[tuple[str, Sequence[str]]], width: int | None, naming: int
 ) -> list[list[tuple[str, Sequence[str]]]]:
     """Divide columns into parts that fit into the width; a single part if that is impossible."""
@@ -302,7 +302,7 @@ def _parts(
     return parts
 
 
-_LABEL = 24
+_LONGEST_LABEL = 24
 """Labels of up to this many characters are kept on one line."""
 
 
@@ -325,7 +325,7 @@ def text_tables(
         if place >= left:
             return max(words, *map(len, cells), 1)
         broken = max((len(word) for cell in cells for word in cell.split()), default=1)
-        return max(words, broken, min(_LABEL, max(map(len, cells), default=1)))
+        return max(words, broken, min(_LONGEST_LABEL, max(map(len, cells), default=1)))
 
     widths = [least(place) for place in range(len(header))]
     parts: list[list[int]] = []
@@ -395,7 +395,7 @@ def _accuracies(summary: Mapping[str, Any]) -> tuple[str, str, str]:
     return number(summary["accuracy_mean"], 1) + error, worst, variance
 
 
-_MORE = {
+_EXTRA_COLUMNS = {
     "perplexity_mean": ("perplexity", ""),
     "local_accuracy_mean": (
         "local",
@@ -418,7 +418,7 @@ _MORE = {
 """Further columns, if a run has them: heading, and explanation in the caption."""
 
 
-def _tests(summary: Mapping[str, Any]) -> str:
+def _test_sizes(summary: Mapping[str, Any]) -> str:
     """``359 distinct test samples, 70 to 169 a client``."""
     if summary.get("distinct_test_samples") is None or not summary.get("client_test_samples"):
         return ""

@@ -16,13 +16,13 @@ from rayfl.runtime.connection import object_store, short_folder
 from rayfl.training.ahead import cache, damaged
 from rayfl.units import size
 
-_DISK = 1e9
+_LEAST_DISK = 1e9
 """Free bytes below which a disk may fill up during a run."""
 
-_SHARED = 256e6
+_LEAST_SHARED_MEMORY = 256e6
 """Shared memory below which Ray keeps its objects on a disk, which is slow."""
 
-_STORE = 500e6
+_LEAST_OBJECT_STORE = 500e6
 """Bytes of the object store below which the data and models of ordinary runs are written to disk."""
 
 
@@ -53,7 +53,7 @@ def checks() -> Iterator[Check]:
 
 def _disk(name: str, folder: Path) -> Check:
     free = shutil.disk_usage(folder).free
-    remedy = "" if free > _DISK else "free some space, or set output.root to a folder on another disk"
+    remedy = "" if free > _LEAST_DISK else "free some space, or set output.root to a folder on another disk"
     return Check(name, f"{size(free)} free in {folder}", remedy)
 
 
@@ -69,7 +69,7 @@ def _temporary() -> Check:
         else f"{temporary_folder}; Ray gets {folder}, as its sockets need a short ASCII path"
     )
     free = shutil.disk_usage(temporary_folder).free
-    remedy = "" if free > _DISK else "free some space, or set RAY_TMPDIR"
+    remedy = "" if free > _LEAST_DISK else "free some space, or set RAY_TMPDIR"
     return Check("temporary folder", f"{where}, {size(free)} free", remedy)
 
 
@@ -77,13 +77,17 @@ def _shared_memory(folder: Path) -> Check:
     if not folder.is_dir():
         return Check("shared memory", "none", "Ray keeps its objects on a disk, which is slow")
     usage = shutil.disk_usage(folder)
-    remedy = "" if usage.free > _SHARED else "Ray needs more (docker run --shm-size), or is slow"
+    remedy = "" if usage.free > _LEAST_SHARED_MEMORY else "Ray needs more (docker run --shm-size), or is slow"
     return Check("shared memory", f"{size(usage.free)} of {size(usage.total)} free", remedy)
 
 
-def _object_store(there: float) -> Check:
-    remedy = "" if there > _STORE else "larger runs write to disk, which is slow: free some memory"
-    return Check("object store", f"{size(there)} in a Ray that is started here", remedy)
+def _object_store(available: float) -> Check:
+    remedy = (
+        ""
+        if available > _LEAST_OBJECT_STORE
+        else "larger runs write to disk, which is slow: free some memory"
+    )
+    return Check("object store", f"{size(available)} in a Ray that is started here", remedy)
 
 
 def _cache(folder: Path) -> Check:

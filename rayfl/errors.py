@@ -99,10 +99,10 @@ class ClientError(RayflError):
     @property
     def diverged(self) -> bool:
         """Whether the training diverged: then only the last line of the traceback is of interest."""
-        return self._last.startswith("FloatingPointError: ")
+        return self._last_line.startswith("FloatingPointError: ")
 
     @property
-    def _last(self) -> str:
+    def _last_line(self) -> str:
         return self.cause.strip().splitlines()[-1] if self.cause.strip() else "unknown cause"
 
     @property
@@ -111,7 +111,7 @@ class ClientError(RayflError):
         return f"client {self.name or self.client} failed in round {self.round + 1}"
 
     def __str__(self) -> str:
-        return f"{self.where}: {self._last}"
+        return f"{self.where}: {self._last_line}"
 
 
 def type_of(value: object) -> str:
@@ -150,22 +150,22 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """A remedy for an unknown name: the nearest valid one, or all of them if none is similar.
 
     If there are many, those that contain ``name`` come first, shorter ones before longer ones, and names
-    beyond the first :data:`_MOST` are only counted.
+    beyond the first :data:`_MOST_NAMES` are only counted.
     """
     valid = sorted(valid)
     if not valid:
         return "there are none"
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=_NEAR)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=_LEAST_SIMILARITY)
     if close:
         return f"did you mean {close[0]!r}?"
-    if len(valid) > _MOST:
+    if len(valid) > _MOST_NAMES:
         ordered = sorted(valid, key=lambda each: (name not in each, len(each)))
-        return f"valid: {', '.join(ordered[:_MOST])} and {len(valid) - _MOST} more"
+        return f"valid: {', '.join(ordered[:_MOST_NAMES])} and {len(valid) - _MOST_NAMES} more"
     return "valid: " + ", ".join(valid)
 
 
-_NEAR = 0.55
+_LEAST_SIMILARITY = 0.55
 """Similarity from 0 to 1 above which a name is suggested; at 0.5 'synthetic' is suggested for 'nothing'."""
 
-_MOST = 40
+_MOST_NAMES = 40
 """Maximum number of names in a message."""

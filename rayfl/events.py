@@ -127,7 +127,7 @@ class RoundDone(RunEvent):
     @property
     def curves(self) -> dict[str, float]:
         """The numbers of the round that are worth plotting, by name; estimates as ``estimated/<name>``."""
-        estimated, tests = self.row.get("estimated_from") is not None, (*_TESTS, *self.measures)
+        estimated, tests = self.row.get("estimated_from") is not None, (*_TEST_COLUMNS, *self.measures)
         return {
             f"estimated/{name}" if estimated and name.startswith(tests) else name: float(value)
             for name in (*CURVES, *self.measures)
@@ -150,7 +150,7 @@ CURVES = (
 )
 """Columns of ``rounds.csv`` that loggers draw."""
 
-_TESTS = ("accuracy", "loss_mean", "perplexity", "validation", "common")
+_TEST_COLUMNS = ("accuracy", "loss_mean", "perplexity", "validation", "common")
 """Prefixes of the columns that may be estimates."""
 
 

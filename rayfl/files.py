@@ -144,7 +144,7 @@ def log(path: Path, text: str, most: int) -> None:
             file.write(text)
 
 
-def cut(path: Path, size: int) -> None:
+def truncate(path: Path, size: int) -> None:
     """Truncate a file to ``size`` bytes, if it exists and is longer."""
     with boundary(path):
         if path.is_file() and path.stat().st_size > size:

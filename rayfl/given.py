@@ -16,7 +16,7 @@ def data_root() -> Path:
     return Path(os.environ.get("RAYFL_DATA") or Path.home() / ".cache" / "rayfl")
 
 
-def called(path: Path) -> str:
+def shown_path(path: Path) -> str:
     """How messages name a file: just "data" for arrays passed from Python, whose file users do not know."""
     return "data" if path.absolute().parent == (data_root() / "given").absolute() else str(path)
 

@@ -15,24 +15,24 @@ class Kept(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._asked: tuple[object, ...] | None = None
-        self._found: T
+        self._inputs: tuple[object, ...] | None = None
+        self._result: T
 
-    def of(self, make: Callable[[], T], *asked: object) -> T:
-        """The result of ``make``, which is called only if ``asked`` differs from the last call.
+    def of(self, make: Callable[[], T], *inputs: object) -> T:
+        """The result of ``make``, which is called only if ``inputs`` differs from the last call.
 
         Args:
             make: computes the result.
-            asked: everything the result depends on; text and numbers are compared by value, all else by
+            inputs: everything the result depends on; text and numbers are compared by value, all else by
                 identity.
         """
-        if self._asked is None or not _same(self._asked, asked):
-            self._found = make()
-            self._asked = asked
-        return self._found
+        if self._inputs is None or not _same_inputs(self._inputs, inputs):
+            self._result = make()
+            self._inputs = inputs
+        return self._result
 
 
-def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
+def _same_inputs(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
     return len(before) == len(now) and all(
         a is b or (isinstance(a, str | int | float) and type(a) is type(b) and a == b)
         for a, b in zip(before, now, strict=True)

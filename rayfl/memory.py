@@ -14,7 +14,7 @@ import psutil
 
 CGROUP = Path("/sys/fs/cgroup")
 
-_VERSIONS = (
+_CGROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
 )
@@ -25,7 +25,7 @@ can be reclaimed."""
 def total_memory(cgroup: Path = CGROUP) -> int:
     """The largest amount of memory that this process could have, in bytes."""
     total = int(psutil.virtual_memory().total)
-    for limit, _, _ in _VERSIONS:
+    for limit, _, _ in _CGROUP_FILES:
         try:
             total = min(total, int((cgroup / limit).read_text()))
         except (OSError, ValueError):  # no such group, or no limit ("max")
@@ -36,7 +36,7 @@ def total_memory(cgroup: Path = CGROUP) -> int:
 def free_memory(cgroup: Path = CGROUP) -> int:
     """Bytes that this process could still get."""
     free = int(psutil.virtual_memory().available)
-    for limit, used, reclaimable in _VERSIONS:
+    for limit, used, reclaimable in _CGROUP_FILES:
         try:
             allowed, in_use = (int((cgroup / name).read_text()) for name in (limit, used))
             stat = (cgroup / limit).with_name("memory.stat").read_text().split()
@@ -49,10 +49,10 @@ def free_memory(cgroup: Path = CGROUP) -> int:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 """Numbers of three parameters of ``mallopt`` in the GNU C library."""
 
-_MMAP_MOST = 1 << 16
+_DEFAULT_MMAP_MAX = 1 << 16
 """Default of the maximum number of allocations with a mapping of their own."""
 
-_LARGEST, _MOST = 1 << 25, 1 << 28
+_LARGEST_KEPT, _MOST_KEPT = 1 << 25, 1 << 28
 """Bytes of the largest allocation that is kept when freed (glibc's maximum), and of all that are kept."""
 
 
@@ -70,8 +70,8 @@ def keep_freed(all_of_it: bool = False) -> None:
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_MMAP_THRESHOLD, _LARGEST)
-        mallopt(_TRIM_THRESHOLD, -1 if all_of_it else _MOST)
+        mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
+        mallopt(_TRIM_THRESHOLD, -1 if all_of_it else _MOST_KEPT)
         if all_of_it:
             mallopt(_MMAP_MAX, 0)
 
@@ -80,8 +80,8 @@ def give_back() -> None:
     """Return freed memory to the system; from now on, return large allocations as soon as they are freed."""
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
-        library.mallopt(_MMAP_MAX, _MMAP_MOST)
-        library.mallopt(_TRIM_THRESHOLD, _MOST)
+        library.mallopt(_MMAP_MAX, _DEFAULT_MMAP_MAX)
+        library.mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
         library.malloc_trim(0)
 
 

@@ -17,7 +17,7 @@ from rayfl.monitor.status import Status
 from rayfl.remote import is_url
 from rayfl.units import UNKNOWN, counted, duration, number, percent, size
 
-_PAUSE_THERE = 5.0
+_REMOTE_PAUSE = 5.0
 """Seconds between two reads of a run on object storage, where its status is up to ten seconds old."""
 
 _COLOURS = {"starting": "cyan", "running": "green", "stopped": "yellow", "failed": "red", "finished": ""}
@@ -38,7 +38,7 @@ def runs_table(runs: Sequence[RunView], folder: Path | str) -> Text:
             time.strftime("%m-%d %H:%M", time.localtime(run.status.begun)),
             run.status.method,
             run.status.dataset,
-            _below(run.path, folder),
+            _shown_name(run.path, folder),
         )
         for run in runs
     ]
@@ -60,7 +60,7 @@ def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
     ).rstrip()
 
 
-def _below(path: Path | str, folder: Path | str) -> str:
+def _shown_name(path: Path | str, folder: Path | str) -> str:
     """A run's name below the folder that was asked for."""
     if isinstance(path, str):
         return path.rpartition("/")[2]
@@ -134,7 +134,7 @@ def follow(path: Path | str, console: Console, wait: Callable[[float], None] = t
         wait: called with the seconds between two reads of the run.
     """
     run, shown_rounds = view(path), -1
-    pause = _PAUSE_THERE if is_url(path) else 1.0
+    pause = _REMOTE_PAUSE if is_url(path) else 1.0
     if console.is_terminal:
         with Live(screen(run), console=console, auto_refresh=False) as live:
             while run.status.active:

@@ -132,9 +132,9 @@ class _Finder:
         """The spec of a top-level module of a restored plug-in; None for all others (the finder protocol)."""
         if path is not None:
             return None
-        for module in _restored.keys() & _loaded.keys() - _travelled():
+        for module in _restored.keys() & _loaded.keys() - _sent_modules():
             plugin = _loaded[module]
-            if plugin.folder is None or plugin.installed or name not in _tops(plugin):
+            if plugin.folder is None or plugin.installed or name not in _top_modules(plugin):
                 continue
             usual = PathFinder.find_spec(name)
             if name not in sys.stdlib_module_names and not (
@@ -144,7 +144,7 @@ class _Finder:
         return None
 
 
-def _tops(plugin: Plugin) -> set[str]:
+def _top_modules(plugin: Plugin) -> set[str]:
     """The top modules among the files of a plug-in."""
     return {name.partition("/")[0].removesuffix(".py") for name in plugin.files}
 
@@ -178,7 +178,7 @@ def load(named: Iterable[str], registries: Iterable[Registry[Any]]) -> None:
             already taken.
     """
     for given in named:
-        _offer(_import(given, "plugins"), registries)
+        _register_parts(_import_plugin(given, "plugins"), registries)
 
 
 def restore(
@@ -210,12 +210,14 @@ def restore(
             sys.meta_path.insert(0, _finder)
         importlib.invalidate_caches()
         try:
-            _loaded[name] = _describe(_imported(name, recorded.given, "plugins", folder), recorded.given)
+            _loaded[name] = _plugin_of(
+                _import_module(name, recorded.given, "plugins", folder), recorded.given
+            )
         except BaseException:
             _forget(name)
             raise
-    if not changed and name not in _travelled():
-        other_file = _other_version(recorded)
+    if not changed and name not in _sent_modules():
+        other_file = _differing_file(recorded)
         if other_file is not None:
             if fresh:
                 _forget(name)
@@ -224,7 +226,7 @@ def restore(
                 f"{other_file} was imported, and is another version than that of {run}",
                 "restart Python, and read the run before that is imported",
             )
-    _offer(sys.modules[name], registries)
+    _register_parts(sys.modules[name], registries)
 
 
 _finder: Any = _Finder()
@@ -235,7 +237,7 @@ def _forget(name: str) -> None:
     del _loaded[name], _restored[name]
 
 
-def _other_version(recorded: Plugin) -> str | None:
+def _differing_file(recorded: Plugin) -> str | None:
     """A file of this process that differs from the one that a run recorded; None if none does.
 
     Installed packages are not compared: the run has no copy of them, so a restart would not restore them.
@@ -248,12 +250,12 @@ def _other_version(recorded: Plugin) -> str | None:
         imported.now() == imported and _hash_in(imported.folder, recorded.files) == recorded.sha256
     ):
         return str(getattr(sys.modules[recorded.module], "__file__", recorded.module))
-    return _stray(imported)
+    return _stray_file(imported)
 
 
-def _stray(plugin: Plugin) -> str | None:
+def _stray_file(plugin: Plugin) -> str | None:
     """The file of an imported module with the name of a plug-in's file, but other contents; None if none."""
-    if plugin.folder is None or plugin.installed or plugin.module in _travelled():
+    if plugin.folder is None or plugin.installed or plugin.module in _sent_modules():
         return None
     for file in plugin.files:
         name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
@@ -290,10 +292,10 @@ def refuse_old(named: Iterable[str]) -> None:
         is_file = _is_file(source)
         top = Path(source).stem if is_file else source.partition(".")[0]
         for module, run in _restored.items():
-            if module not in _loaded or module.partition(".")[0] != top or module in _travelled():
+            if module not in _loaded or module.partition(".")[0] != top or module in _sent_modules():
                 continue
             plugin = _loaded[module]
-            folder = _folder_of(source) if is_file else _found_anew(top)
+            folder = _folder_of(source) if is_file else _folder_without_restored(top)
             if plugin.installed or folder is None or _hash_in(folder, plugin.files) == plugin.sha256:
                 continue
             raise ConfigError(
@@ -309,7 +311,7 @@ def _folder_of(given: str) -> Path | None:
     return path.parent if path.is_file() else None
 
 
-def _found_anew(top: str) -> Path | None:
+def _folder_without_restored(top: str) -> Path | None:
     """The folder in which a process that has read no run would find a module; None if it would find none."""
     restored_sources = {str(run / "plugins") for run in _restored.values()}
     paths = [os.path.abspath(path) for path in sys.path]
@@ -348,7 +350,7 @@ def _entry_points() -> tuple[str, ...]:
 def adopt(modules: Iterable[str], registries: Iterable[Registry[Any]]) -> None:
     """In a worker: register the parts of plug-ins that were sent here, by module name."""
     for name in modules:
-        _offer(importlib.import_module(name), registries)
+        _register_parts(importlib.import_module(name), registries)
 
 
 def resolve(target: str, where: str) -> Any:
@@ -364,7 +366,7 @@ def resolve(target: str, where: str) -> Any:
     source, colon, attribute = target.rpartition(":")
     if not colon or not source or not attribute:
         raise ConfigError(where, f"{target!r} names nothing", "expected module:name or path/to/file.py:name")
-    module = _import(source, where)
+    module = _import_plugin(source, where)
     value: Any = module
     for step in attribute.split("."):
         if not hasattr(value, step):
@@ -380,10 +382,10 @@ def module_of(target: str) -> str:
     """The name of the module of a target: ``my_net`` for ``nets/my_net.py:Net``, ``nets.mine`` for
     ``nets.mine:Net``.
     """
-    return _name(target.rpartition(":")[0])
+    return _module_name(target.rpartition(":")[0])
 
 
-def _name(given: str) -> str:
+def _module_name(given: str) -> str:
     """The name of a module that is given by its name or as a file."""
     return Path(given).stem if _is_file(given) else given
 
@@ -405,19 +407,19 @@ def target_of(thing: Any) -> str:
     return f"{module}:{name}"
 
 
-def _import(given: str, where: str) -> ModuleType:
+def _import_plugin(given: str, where: str) -> ModuleType:
     """Import a module by its name or its file, and remember it as a plug-in."""
-    is_file, name = _is_file(given), _name(given)
+    is_file, name = _is_file(given), _module_name(given)
     if name.partition(".")[0] == __name__.partition(".")[0]:
-        return _imported(name, given, where, None)
+        return _import_module(name, given, where, None)
     if name not in _loaded or (is_file and not _same_file(name, given)):
         folder = Path.cwd()
-        if is_file and name not in _travelled():
+        if is_file and name not in _sent_modules():
             _check_file(given, name, where)
             # The folder of a link, not of its target
             folder = Path(os.path.abspath(os.path.expanduser(given))).parent
-        plugin = _describe(_imported(name, given, where, folder), given)
-        if (stray := _stray(plugin)) is not None:
+        plugin = _plugin_of(_import_module(name, given, where, folder), given)
+        if (stray := _stray_file(plugin)) is not None:
             what = f"{given}: another version of what it imports has been imported ({stray})"
             raise ConfigError(where, what, "restart Python, or rename the file")
         _loaded[name] = plugin
@@ -434,7 +436,7 @@ def _is_file(given: str) -> bool:
 
 def _same_file(name: str, given: str) -> bool:
     """Whether a module was imported from this file, even if it no longer exists, or from an equal one."""
-    if name in _restored or name in _travelled():
+    if name in _restored or name in _sent_modules():
         return True
     plugin, file = _loaded[name], getattr(sys.modules[name], "__file__", None)
     path = Path(os.path.abspath(os.path.expanduser(given)))  # the same name is another file in another folder
@@ -447,12 +449,12 @@ def _same_file(name: str, given: str) -> bool:
     return path.name in plugin.files and _hash_in(path.parent, plugin.files) == plugin.sha256
 
 
-def _travelled() -> frozenset[str]:
+def _sent_modules() -> frozenset[str]:
     """Modules that were sent to this worker; their files need not be at the path that the user named."""
-    return frozenset(filter(None, os.environ.get(_TRAVELLED, "").split(",")))
+    return frozenset(filter(None, os.environ.get(_SENT_VARIABLE, "").split(",")))
 
 
-_TRAVELLED = "RAYFL_TRAVELLED_PLUGINS"
+_SENT_VARIABLE = "RAYFL_TRAVELLED_PLUGINS"
 
 
 def travelling() -> tuple[Plugin, ...]:
@@ -478,7 +480,7 @@ def pack(folder: Path) -> list[Path]:
 
 def variables() -> dict[str, str]:
     """Environment variables for workers, which name the plug-ins that have been sent to them."""
-    return {_TRAVELLED: ",".join(plugin.module for plugin in travelling())}
+    return {_SENT_VARIABLE: ",".join(plugin.module for plugin in travelling())}
 
 
 def _check_file(given: str, name: str, where: str) -> None:
@@ -502,7 +504,7 @@ def _check_file(given: str, name: str, where: str) -> None:
         raise ConfigError(where, f"{given}: there is another module named {name!r} ({existing})", remedy)
 
 
-def _imported(name: str, given: str, where: str, folder: Path | None) -> ModuleType:
+def _import_module(name: str, given: str, where: str, folder: Path | None) -> ModuleType:
     if folder is not None and str(folder) not in sys.path:
         sys.path.append(str(folder))  # last, so that it hides no other module
         importlib.invalidate_caches()
@@ -610,14 +612,14 @@ def _is_rayfl(file: str) -> bool:
     return Path(file).is_relative_to(Path(__file__).parent)
 
 
-def call_part(part: object, method: str, *given: Any) -> Any:
+def call_part(part: object, method: str, *args: Any) -> Any:
     """Call a method of a part before a run; an error in a user's part becomes one line with file and line.
 
     Raises:
         ConfigError: in place of any error of a part that does not come with rayfl.
     """
     try:
-        return getattr(part, method)(*given)
+        return getattr(part, method)(*args)
     except RayflError:
         raise
     except Exception as error:
@@ -634,7 +636,7 @@ def is_own(part: object) -> bool:
     return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
-def _offer(module: ModuleType, registries: Iterable[Registry[Any]]) -> None:
+def _register_parts(module: ModuleType, registries: Iterable[Registry[Any]]) -> None:
     """Register the parts of a module with the registries of their kinds."""
     for registry in registries:
         for part in parts_of(module, registry.base):
@@ -645,7 +647,7 @@ def _offer(module: ModuleType, registries: Iterable[Registry[Any]]) -> None:
                 raise ConfigError(file, str(error)) from None
 
 
-def _describe(module: ModuleType, given: str) -> Plugin:
+def _plugin_of(module: ModuleType, given: str) -> Plugin:
     file = getattr(module, "__file__", None)
     if file is None or not file.endswith(".py"):
         return Plugin(module.__name__, given, None, (), "", installed=True)
@@ -656,7 +658,7 @@ def _describe(module: ModuleType, given: str) -> Plugin:
     if installed:
         files = sorted(_package_files(module, folder))
     else:
-        files = sorted({path.relative_to(folder).as_posix() for path in _belonging(module, folder)})
+        files = sorted({path.relative_to(folder).as_posix() for path in _imported_files(module, folder)})
     return Plugin(module.__name__, given, folder, tuple(files), _hash(folder, files), installed)
 
 
@@ -670,7 +672,7 @@ def _package_files(module: ModuleType, folder: Path) -> Iterator[str]:
         yield Path(os.path.abspath(str(module.__file__))).relative_to(folder).as_posix()
 
 
-def _belonging(module: ModuleType, folder: Path) -> set[Path]:
+def _imported_files(module: ModuleType, folder: Path) -> set[Path]:
     """The files of a module and of all that it imports, directly or not, from its own folder.
 
     This includes imports within functions, which need not have been executed yet.
@@ -682,13 +684,13 @@ def _belonging(module: ModuleType, folder: Path) -> set[Path]:
         for k in range(1, len(steps) + 1):
             stem = folder.joinpath(*steps[:k])
             for path in (stem / "__init__.py", stem.with_name(f"{stem.name}.py")):
-                if path not in files and path.is_file() and _lies_in(path, folder):
+                if path not in files and path.is_file() and _belongs_to_plugin(path, folder):
                     files.add(path)
-                    pending += _imports(".".join(steps[:k]), path)
+                    pending += _imported_names(".".join(steps[:k]), path)
     return files
 
 
-def _lies_in(path: Path, folder: Path) -> bool:
+def _belongs_to_plugin(path: Path, folder: Path) -> bool:
     rayfl = Path(__file__).resolve().parent
     return (
         path.suffix == ".py"
@@ -698,7 +700,7 @@ def _lies_in(path: Path, folder: Path) -> bool:
     )
 
 
-def _imports(name: str, path: Path) -> Iterator[str]:
+def _imported_names(name: str, path: Path) -> Iterator[str]:
     """The dotted names that a module imports anywhere in its code."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     try:
@@ -730,7 +732,7 @@ def _named_import(call: ast.Call, package: str) -> Iterator[str]:
 
 
 @cache
-def _site() -> tuple[Path, ...]:
+def _installed_folders() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
     locations = {paths[key] for key in ("purelib", "platlib", "stdlib", "platstdlib")}
     return tuple(Path(each).resolve() for each in locations)
@@ -740,7 +742,7 @@ def _is_installed(path: Path) -> bool:
     """Whether a file belongs to Python itself or to an installed package."""
     if {"site-packages", "dist-packages"} & set(path.parts):
         return True
-    return any(path.is_relative_to(each) for each in _site())
+    return any(path.is_relative_to(each) for each in _installed_folders())
 
 
 def _hash(folder: Path, files: Sequence[str]) -> str:

@@ -44,20 +44,20 @@ SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "file")
 URL = rf"^({'|'.join(SCHEMES)}):/"
 """The beginning of the URL of a remote root. ``Path`` collapses its two slashes to one."""
 
-_NOTE, _PUBLISHED, _LEASE = ".remote", ".published.json", ".lease"
+_ROOT_FILE, _PUBLISHED, _LEASE = ".remote", ".published.json", ".lease"
 """Files in a staging folder: the URL of its root, the record of what has been published, and the name of this
 process's lease below ``.lease/`` in the remote directory."""
 
-_BEAT = 10.0
+_LEASE_INTERVAL = 10.0
 """Seconds between two writes of a lease."""
 
-_DEAD = 60.0
+_DEAD_AFTER = 60.0
 """Seconds without a change after which the process of a lease is considered dead."""
 
-_LOOK = 1.0
+_CHECK_INTERVAL = 1.0
 """Seconds between two checks of the leases of others."""
 
-_held: set[str] = set()
+_own_leases: set[str] = set()
 """The leases that this process holds; not those that it has given up but could not remove."""
 
 _OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=30", "gcs": "retry_limit_seconds=30"}
@@ -79,7 +79,7 @@ def is_url(text: object) -> bool:
 
 def plain(path: object) -> str:
     """A path as shown to users; a URL without its options, and with both slashes (``Path`` removes one)."""
-    return "{}://{}".format(*_parts(str(path))).partition("?")[0] if is_url(path) else str(path)
+    return "{}://{}".format(*_scheme_and_rest(str(path))).partition("?")[0] if is_url(path) else str(path)
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -95,7 +95,7 @@ def staging(root: str) -> Path:
     """
     configured = os.environ.get("RAYFL_STAGING")
     folder = Path(configured) if configured else Path.home() / ".cache" / "rayfl" / "staging"
-    scheme, rest = _parts(root)
+    scheme, rest = _scheme_and_rest(root)
     path, _, query = rest.partition("?")
     endpoint = dict(parse_qsl(query)).get("endpoint_override")
     if endpoint is None and scheme == "s3":
@@ -106,13 +106,13 @@ def staging(root: str) -> Path:
 
 def split(url: str) -> tuple[str, str]:
     """Split the URL of a run into the URL of its root and its name."""
-    scheme, rest = _parts(url)
+    scheme, rest = _scheme_and_rest(url)
     path, mark, query = rest.partition("?")
     root, _, name = path.rstrip("/").rpartition("/")
     return f"{scheme}://{root}{mark}{query}", name
 
 
-def _parts(url: str) -> tuple[str, str]:
+def _scheme_and_rest(url: str) -> tuple[str, str]:
     scheme, _, rest = url.partition(":")
     return scheme, ("/" if scheme == "file" else "") + rest.lstrip("/")
 
@@ -126,8 +126,8 @@ def runs(root: str) -> dict[str, float]:
     from pyarrow import fs
 
     remote = Remote(root, "")
-    with remote._reaching():
-        system, path = remote._place
+    with remote._storage_errors():
+        system, path = remote._location
         # On GCS pyarrow lists no folders (apache/arrow#35993).
         flat = system.type_name == "gcs"
         selector = fs.FileSelector(path.rstrip("/"), recursive=flat, allow_not_found=True)
@@ -173,25 +173,25 @@ class Remote:
     @property
     def url(self) -> str:
         """The URL of the run, with the options of the root's URL."""
-        scheme, rest = _parts(self.root)
+        scheme, rest = _scheme_and_rest(self.root)
         path, mark, query = rest.partition("?")
         return f"{scheme}://{path.rstrip('/')}/{self.name}{mark}{query}"
 
     @classmethod
     def of(cls, folder: Path) -> Remote | None:
         """The remote directory of the run in this staging folder; None if it is not a staging folder."""
-        note = folder / _NOTE
+        note = folder / _ROOT_FILE
         return cls(note.read_text(encoding="utf-8"), folder.name) if note.is_file() else None
 
     def claim(self, folder: Path) -> None:
         """Mark a folder as the staging folder of this run."""
-        (folder / _NOTE).write_text(self.root, encoding="utf-8")
+        (folder / _ROOT_FILE).write_text(self.root, encoding="utf-8")
 
     @cached_property
-    def _place(self) -> tuple[Any, str]:
+    def _location(self) -> tuple[Any, str]:
         from pyarrow import fs
 
-        scheme, rest = _parts(self.root)
+        scheme, rest = _scheme_and_rest(self.root)
         option = _OPTIONS.get(scheme, "")
         if option.partition("=")[0] not in rest:
             rest += f"{'&' if '?' in rest else '?'}{option}"
@@ -204,13 +204,13 @@ class Remote:
         Raises:
             DiskError: if the storage does not answer.
         """
-        scheme, rest = _parts(self.root)
+        scheme, rest = _scheme_and_rest(self.root)
         if scheme != "file" and not rest.partition("?")[0].strip("/"):
             return False
         from pyarrow import fs
 
-        with self._reaching():
-            system, path = self._place
+        with self._storage_errors():
+            system, path = self._location
             (info,) = system.get_file_info([f"{path}/config.yaml"])
             if info.type == fs.FileType.NotFound:
                 self._require_bucket()
@@ -220,7 +220,7 @@ class Remote:
         """Raise the storage's error if the bucket does not exist: pyarrow then just finds no files."""
         from pyarrow import fs
 
-        system, path = self._place
+        system, path = self._location
         folder = fs.FileSelector(path.rstrip("/"), allow_not_found=False)
         try:
             system.get_file_info(folder)
@@ -234,15 +234,15 @@ class Remote:
         Raises:
             DiskError: if the storage does not answer.
         """
-        listing = self._list()
+        listing = self._entries()
         return {name: size for name, (size, _) in listing.items() if not name.startswith(f"{_LEASE}/")}
 
-    def _list(self, folder: str = "") -> dict[str, tuple[int, float]]:
+    def _entries(self, folder: str = "") -> dict[str, tuple[int, float]]:
         """Size of each remote file, and the time of its last change by the storage's clock."""
         from pyarrow import fs
 
-        with self._reaching():
-            system, path = self._place
+        with self._storage_errors():
+            system, path = self._location
             selector = fs.FileSelector(f"{path}/{folder}".rstrip("/"), recursive=True, allow_not_found=True)
             infos = [info for info in system.get_file_info(selector) if info.type == fs.FileType.File]
             entries = {i.path[len(path) + 1 :]: (i.size, i.mtime.timestamp()) for i in infos}
@@ -250,7 +250,7 @@ class Remote:
         return {name: entry for name, entry in entries.items() if not name.startswith(f"{_LEASE}/.")}
 
     @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
+    def _storage_errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError, ImportError) as error:
@@ -259,7 +259,9 @@ class Remote:
     def _reason(self, error: Exception) -> str:
         """An error of the storage as one line; common errors are reworded."""
         text = " ".join(str(error).split())
-        bucket = _parts(self.root)[1].partition("?")[0].strip("/").partition("/")[0].rpartition("@")[2]
+        bucket = (
+            _scheme_and_rest(self.root)[1].partition("?")[0].strip("/").partition("/")[0].rpartition("@")[2]
+        )
         if _NO_BUCKET.search(text):
             return f"there is no bucket {bucket!r}"
         if _FORBIDDEN.search(text):
@@ -278,14 +280,17 @@ class Remote:
             DiskError: if that fails; the remote directory stays readable.
             Held: if another process considered this one dead and has resumed the run.
         """
-        remote_sizes, old_stamps = {name: size for name, (size, _) in self._list().items()}, _known(folder)
+        remote_sizes, old_stamps = (
+            {name: size for name, (size, _) in self._entries().items()},
+            _published_stamps(folder),
+        )
         leases = [name for name in remote_sizes if name.startswith(f"{_LEASE}/")]
         if (folder / _LEASE).is_file() and (folder / _LEASE).read_text() not in leases:
             raise Held(f"{self}: another process has resumed this run, because this one did not respond")
         for name in leases:
             del remote_sizes[name]
-        visible = _visible(folder)
-        stamps = _stamps(visible)
+        visible = _run_files(folder)
+        stamps = _file_stamps(visible)
         local_files = {name: visible[name] for name in stamps}
         changed = {
             name
@@ -293,11 +298,11 @@ class Remote:
             if remote_sizes.get(name) != stamps[name][0] or old_stamps.get(name) != stamps[name]
         }
         # A changed checkpoint is invalid until its manifest is written again.
-        torn = {str(PurePosixPath(name).parent) for name in changed if not name.endswith(_LAST)}
-        changed |= local_files.keys() & {f"{parent}/{_LAST[0]}" for parent in torn}
+        torn = {str(PurePosixPath(name).parent) for name in changed if not name.endswith(_WRITTEN_LAST)}
+        changed |= local_files.keys() & {f"{parent}/{_WRITTEN_LAST[0]}" for parent in torn}
         obsolete = remote_sizes.keys() - local_files.keys()
-        invalid = {name for name in remote_sizes if name in changed and name.endswith(_LAST)} | (
-            obsolete & {_LAST[1]}
+        invalid = {name for name in remote_sizes if name in changed and name.endswith(_WRITTEN_LAST)} | (
+            obsolete & {_WRITTEN_LAST[1]}
         )
         unchanged = {name: stamp for name, stamp in old_stamps.items() if name not in changed}
         # Before the first change: if publishing is interrupted, the old record must not be trusted next time.
@@ -305,9 +310,9 @@ class Remote:
         by_digest = {
             stamp[2]: name for name, stamp in unchanged.items() if remote_sizes.get(name) == stamp[0]
         }
-        with self._reaching():
+        with self._storage_errors():
             self._remove_all(invalid)
-            for name in sorted(changed, key=_rank):
+            for name in sorted(changed, key=_write_order):
                 if local_files[name].is_file():  # a log may have been renamed
                     digest = stamps[name][2]
                     if not (digest in by_digest and digest and self._duplicate(by_digest[digest], name)):
@@ -317,12 +322,12 @@ class Remote:
 
     def _remove_all(self, names: Iterable[str]) -> None:
         """Remove remote files in an order in which no incomplete checkpoint ever appears complete."""
-        for name in sorted(names, key=_rank, reverse=True):
+        for name in sorted(names, key=_write_order, reverse=True):
             self._remove(name)
 
     def _duplicate(self, old: str, name: str) -> bool:
         """Have the storage copy a file; return whether that succeeded."""
-        system, path = self._place
+        system, path = self._location
         try:
             if system.type_name in ("local", "hdfs"):
                 system.create_dir(f"{path}/{name}".rpartition("/")[0], recursive=True)
@@ -336,7 +341,7 @@ class Remote:
             self._write(file, name)
 
     def _write(self, file: BinaryIO, name: str) -> None:
-        system, path = self._place
+        system, path = self._location
         target = f"{path}/{name}"
         local = system.type_name in ("local", "hdfs")
         if local:  # this storage has folders, and readers would see partial files
@@ -348,7 +353,7 @@ class Remote:
             system.move(part, target)
 
     def _remove(self, name: str) -> None:
-        system, path = self._place
+        system, path = self._location
         system.delete_file(f"{path}/{name}")
 
     def fetch(self, folder: Path) -> None:
@@ -363,12 +368,14 @@ class Remote:
             if (folder / "config.yaml").is_file():  # the folder was never published
                 return
             raise ConfigError(str(self), "not a run directory", "it holds no config.yaml")
-        if (folder / _NOTE).is_file() and _progress(set(_visible(folder))) >= _progress(set(remote_files)):
+        if (folder / _ROOT_FILE).is_file() and _progress(set(_run_files(folder))) >= _progress(
+            set(remote_files)
+        ):
             return
         shutil.rmtree(folder, ignore_errors=True)
-        complete = [name for name in remote_files if _complete(name, remote_files)]
-        with self._reaching():
-            system, path = self._place
+        complete = [name for name in remote_files if _is_complete(name, remote_files)]
+        with self._storage_errors():
+            system, path = self._location
             for name in complete:
                 target = folder / name
                 if ".." in PurePosixPath(name).parts:  # object names are not restricted to safe paths
@@ -376,7 +383,7 @@ class Remote:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with system.open_input_stream(f"{path}/{name}") as file, target.open("wb") as out:
                     shutil.copyfileobj(file, out, 1 << 24)
-        (folder / _PUBLISHED).write_text(json.dumps(_stamps(_visible(folder))), encoding="utf-8")
+        (folder / _PUBLISHED).write_text(json.dumps(_file_stamps(_run_files(folder))), encoding="utf-8")
         self.claim(folder)
 
     @contextlib.contextmanager
@@ -392,41 +399,45 @@ class Remote:
             DiskError: if the storage does not answer.
         """
         lease, end = f"{_LEASE}/{uuid.uuid4().hex}", threading.Event()
-        self._sign(lease, folder)
-        _held.add(lease)
+        self._write_lease(lease, folder)
+        _own_leases.add(lease)
         thread = threading.Thread(
-            target=self._stay, args=(lease, folder, end), name="rayfl-lease", daemon=True
+            target=self._keep_lease, args=(lease, folder, end), name="rayfl-lease", daemon=True
         )
         thread.start()
         try:
             self._outlast_others(lease, say)
-            if _progress(set(_visible(folder))) < _progress(set(self.files())):
+            if _progress(set(_run_files(folder))) < _progress(set(self.files())):
                 raise Held(f"{self}: has continued on another machine in the meantime; repeat the command")
             (folder / _LEASE).write_text(lease)
             yield
         finally:
             end.set()
             thread.join()
-            _held.discard(lease)
+            _own_leases.discard(lease)
             (folder / _LEASE).unlink(missing_ok=True)
-            with contextlib.suppress(DiskError), self._reaching():
+            with contextlib.suppress(DiskError), self._storage_errors():
                 self._remove(lease)
 
-    def _sign(self, lease: str, folder: Path) -> None:
+    def _write_lease(self, lease: str, folder: Path) -> None:
         """Write a lease: its process, and the status of the run."""
-        record: dict[str, Any] = {"machine": _machine(), "pid": os.getpid(), "born": _born(os.getpid())}
+        record: dict[str, Any] = {
+            "machine": _machine_id(),
+            "pid": os.getpid(),
+            "born": _process_start(os.getpid()),
+        }
         with contextlib.suppress(OSError, ValueError):
             record["status"] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-        with self._reaching():
+        with self._storage_errors():
             self._write(io.BytesIO(json.dumps(record).encode()), lease)
 
-    def _stay(self, lease: str, folder: Path, end: threading.Event) -> None:
+    def _keep_lease(self, lease: str, folder: Path, end: threading.Event) -> None:
         """Keep writing a lease until the end, unless another process has removed it."""
-        while not end.wait(_BEAT):
+        while not end.wait(_LEASE_INTERVAL):
             with contextlib.suppress(DiskError):  # it may answer again
-                if lease not in self._list(_LEASE):
+                if lease not in self._entries(_LEASE):
                     return
-                self._sign(lease, folder)
+                self._write_lease(lease, folder)
 
     def _outlast_others(self, mine: str, say: Callable[[str], None]) -> None:
         """Wait until all other processes are known to be dead; on this machine that is known immediately.
@@ -437,35 +448,40 @@ class Remote:
         first_seen: dict[str, float] = {}
         started = time.monotonic()
         while True:
-            others = {name: written for name, (_, written) in self._list(_LEASE).items()}
+            others = {name: written for name, (_, written) in self._entries(_LEASE).items()}
             own_time = others.pop(mine, None)
             if own_time is None:
                 raise Held(f"{self}: another process wants to start this run; repeat the command")
             for name, written in list(others.items()):
                 record = self._read_json(name)
                 holder = f"process {record.get('pid')} on {str(record.get('machine')).partition('/')[0]}"
-                same_machine = record.get("machine") == _machine()
-                alive = same_machine and _born(record.get("pid")) == record.get("born")
-                alive &= record.get("pid") != os.getpid() or name in _held
+                same_machine = record.get("machine") == _machine_id()
+                alive = same_machine and _process_start(record.get("pid")) == record.get("born")
+                alive &= record.get("pid") != os.getpid() or name in _own_leases
                 if alive or first_seen.get(name, written) != written:
                     raise Held(f"{self}: {holder} is running this run; wait for it or stop it")
-                if same_machine or own_time - written > _DEAD or time.monotonic() - started > _DEAD:
-                    with contextlib.suppress(DiskError), self._reaching():
+                if (
+                    same_machine
+                    or own_time - written > _DEAD_AFTER
+                    or time.monotonic() - started > _DEAD_AFTER
+                ):
+                    with contextlib.suppress(DiskError), self._storage_errors():
                         self._remove(name)
                     del others[name]
                 elif name not in first_seen:
                     say(
-                        f"{self}: waiting to see whether {holder} still runs this run (at most {_DEAD:.0f} s)"
+                        f"{self}: waiting to see whether {holder} still runs this run "
+                        f"(at most {_DEAD_AFTER:.0f} s)"
                     )
                 first_seen[name] = written
             if not others:
                 return
-            time.sleep(_LOOK)
+            time.sleep(_CHECK_INTERVAL)
 
     def _read_json(self, name: str) -> dict[str, Any]:
         """The contents of a small JSON object; empty if it does not exist or is not a mapping."""
-        with contextlib.suppress(DiskError, ValueError), self._reaching():
-            system, path = self._place
+        with contextlib.suppress(DiskError, ValueError), self._storage_errors():
+            system, path = self._location
             with system.open_input_stream(f"{path}/{name}") as file:
                 content = json.loads(file.read())
             return content if isinstance(content, dict) else {}
@@ -477,7 +493,7 @@ class Remote:
         Raises:
             DiskError: if the storage does not answer.
         """
-        leases = self._list(_LEASE)
+        leases = self._entries(_LEASE)
         status = None
         for lease in sorted(leases, key=lambda name: leases[name][1]):
             status = self._read_json(lease).get("status") or status
@@ -486,8 +502,8 @@ class Remote:
         file_names = ["config.yaml", *(() if status else ("status.json", "summary.json", "rounds.csv"))]
         from pyarrow import fs
 
-        with self._reaching():
-            system, path = self._place
+        with self._storage_errors():
+            system, path = self._location
             for info in system.get_file_info([f"{path}/{name}" for name in file_names]):
                 if info.type == fs.FileType.File:
                     target = folder / info.base_name
@@ -497,19 +513,19 @@ class Remote:
 
     def remove(self) -> None:
         """Remove the remote directory."""
-        for name in sorted(self.files(), key=_rank, reverse=True):
-            with self._reaching():
+        for name in sorted(self.files(), key=_write_order, reverse=True):
+            with self._storage_errors():
                 self._remove(name)
 
 
-def _machine() -> str:
+def _machine_id() -> str:
     """An id of this machine until its next boot, and of this container: the scope of process ids."""
     boot, space = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
     booted = boot.read_text().strip() if boot.is_file() else f"{psutil.boot_time():.0f}"
     return f"{socket.gethostname()}/{booted}/{os.readlink(space) if os.path.islink(space) else ''}"
 
 
-def _born(pid: object) -> float | None:
+def _process_start(pid: object) -> float | None:
     """When a process started; None if no process has this id."""
     try:
         return float(psutil.Process(pid).create_time()) if isinstance(pid, int) else None
@@ -517,27 +533,27 @@ def _born(pid: object) -> float | None:
         return None
 
 
-_LAST = ("manifest.json", "summary.json")
+_WRITTEN_LAST = ("manifest.json", "summary.json")
 
 
-def _rank(name: str) -> tuple[int, str]:
+def _write_order(name: str) -> tuple[int, str]:
     """The order in which files are written; they are removed in the opposite order."""
     last = PurePosixPath(name).name
-    return (_LAST.index(last) + 1 if last in _LAST else 0), name
+    return (_WRITTEN_LAST.index(last) + 1 if last in _WRITTEN_LAST else 0), name
 
 
-def _visible(folder: Path) -> dict[str, Path]:
+def _run_files(folder: Path) -> dict[str, Path]:
     """The files of the run by name, without temporary files."""
     paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     return {p.as_posix(): folder / p for p in paths if not any(part.startswith(".") for part in p.parts)}
 
 
-def _stamps(files: Mapping[str, Path]) -> dict[str, list[Any]]:
+def _file_stamps(files: Mapping[str, Path]) -> dict[str, list[Any]]:
     """Size and modification time of each file, to notice changes, and for files of checkpoints the SHA-256
     from their manifests."""
     digests: dict[str, str] = {}
     for name, path in files.items():
-        if _checkpoint(name) is not None and name.endswith(_LAST[0]):
+        if _checkpoint_folder(name) is not None and name.endswith(_WRITTEN_LAST[0]):
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
                 manifest_files = json.loads(path.read_text(encoding="utf-8"))["files"]
                 parent = name.rpartition("/")[0]
@@ -555,7 +571,7 @@ def _stamps(files: Mapping[str, Path]) -> dict[str, list[Any]]:
     return stamps
 
 
-def _known(folder: Path) -> dict[str, Any]:
+def _published_stamps(folder: Path) -> dict[str, Any]:
     try:
         record = json.loads((folder / _PUBLISHED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -566,16 +582,16 @@ def _known(folder: Path) -> dict[str, Any]:
     return {name: stamp for name, stamp in record.items() if isinstance(stamp, list) and len(stamp) == 3}
 
 
-def _checkpoint(name: str) -> str | None:
+def _checkpoint_folder(name: str) -> str | None:
     """The folder of the checkpoint to which a file belongs."""
     parts = PurePosixPath(name).parts
     return parts[1] if len(parts) > 2 and parts[0] == "checkpoints" and "round-" in parts[1] else None
 
 
-def _complete(name: str, there: Mapping[str, int]) -> bool:
+def _is_complete(name: str, names: Mapping[str, int]) -> bool:
     """Whether a file does not belong to an incomplete checkpoint."""
-    checkpoint = _checkpoint(name)
-    return checkpoint is None or f"checkpoints/{checkpoint}/{_LAST[0]}" in there
+    checkpoint = _checkpoint_folder(name)
+    return checkpoint is None or f"checkpoints/{checkpoint}/{_WRITTEN_LAST[0]}" in names
 
 
 def _progress(names: set[str]) -> tuple[int, bool]:
@@ -583,6 +599,6 @@ def _progress(names: set[str]) -> tuple[int, bool]:
     rounds = [
         int(PurePosixPath(name).parts[1].removeprefix("round-").rstrip("~"))
         for name in names
-        if name.endswith(_LAST[0]) and (_checkpoint(name) or "").startswith("round-")
+        if name.endswith(_WRITTEN_LAST[0]) and (_checkpoint_folder(name) or "").startswith("round-")
     ]
-    return max(rounds, default=-1), _LAST[1] in names
+    return max(rounds, default=-1), _WRITTEN_LAST[1] in names

@@ -104,13 +104,13 @@ GROUP_COLUMNS = (
 )
 """Columns of ``groups.csv``: a round's metrics for each planted group (``kind`` is ``group``) or cluster."""
 
-_COLUMNS = {"rounds.csv": ROUND_COLUMNS, "groups.csv": GROUP_COLUMNS}
+_FIXED_COLUMNS = {"rounds.csv": ROUND_COLUMNS, "groups.csv": GROUP_COLUMNS}
 
 
 AT_ONCE = 100_000
 """Rows of a table that are converted to text together."""
 
-_MANY = 1_000
+_MANY_ROWS = 1_000
 """Tables with at least this many rows are converted to text by Arrow."""
 
 _LONGEST_NAME = 97
@@ -121,7 +121,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._made: Sequence[Path] = ()  # folders above it that were made for it, the lowest first
+        self._new_folders: Sequence[Path] = ()  # folders above it that were made for it, the lowest first
 
     @classmethod
     def create(cls, config: Config, changed: Sequence[str] = ()) -> RunDirectory:
@@ -145,9 +145,9 @@ class RunDirectory:
                 continue
             except OSError as error:
                 raise ConfigError("output.root", f"cannot create {path}: {error.strerror}") from None
-            if not (run := cls(path.resolve()))._taken(config):
-                run._made = new_folders
-                return run._begun(config)
+            if not (run := cls(path.resolve()))._is_published(config):
+                run._new_folders = new_folders
+                return run._initialise(config)
             shutil.rmtree(path, ignore_errors=True)
         raise ConfigError("output.root", f"{base} and 999 more exist already")
 
@@ -163,9 +163,9 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError("output.root", f"cannot create {path}: {error.strerror}") from None
-        return cls(path.resolve())._begun(config)
+        return cls(path.resolve())._initialise(config)
 
-    def _taken(self, config: Config) -> bool:
+    def _is_published(self, config: Config) -> bool:
         """Whether another machine has published a run of this name."""
         remote = config.output.remote(self.path.name)
         try:
@@ -174,7 +174,7 @@ class RunDirectory:
             shutil.rmtree(self.path, ignore_errors=True)
             raise ConfigError("output.root", f"{config.output.root}: {error.why}") from None
 
-    def _begun(self, config: Config) -> RunDirectory:
+    def _initialise(self, config: Config) -> RunDirectory:
         remote = config.output.remote(self.path.name)
         try:
             if remote is not None:
@@ -234,7 +234,7 @@ class RunDirectory:
         remote = self.remote
         shutil.rmtree(self.path, ignore_errors=True)
         with contextlib.suppress(OSError):  # another run may have begun in one
-            for folder in self._made:
+            for folder in self._new_folders:
                 folder.rmdir()
         if remote is not None:
             with contextlib.suppress(DiskError):
@@ -315,13 +315,13 @@ class RunDirectory:
             ConfigError
         """
         for plugin in self.recorded_plugins():
-            folder = plugin.folder if plugin.now() == plugin else self._sources
+            folder = plugin.folder if plugin.now() == plugin else self._plugin_folder
             folder = None if plugin.installed else folder
             plugins.restore(plugin, folder, self.path, KINDS.values(), plugin in changed)
         return reload(self.path / "config.yaml")
 
     @property
-    def _sources(self) -> Path:
+    def _plugin_folder(self) -> Path:
         return self.path / "plugins"
 
     def recorded_plugins(self) -> list[plugins.Plugin]:
@@ -343,8 +343,8 @@ class RunDirectory:
             return
         for plugin in loaded:
             for name, content in plugin.source().items():
-                files.make((self._sources / name).parent, parents=True)
-                files.write(self._sources / name, content)
+                files.make((self._plugin_folder / name).parent, parents=True)
+                files.write(self._plugin_folder / name, content)
         self.write_json("plugins.json", {"plugins": [plugin.to_dict() for plugin in loaded]})
 
     def changed_plugins(self) -> list[plugins.Plugin]:
@@ -362,7 +362,7 @@ class RunDirectory:
         folder = plugin.folder
         if folder is None or plugin.installed:
             return ""
-        names = [name for name in plugin.files if _differ(self._sources / name, folder / name)]
+        names = [name for name in plugin.files if _files_differ(self._plugin_folder / name, folder / name)]
         return f" ({', '.join(names)})" if names and names != [Path(plugin.given).name] else ""
 
     @property
@@ -501,7 +501,7 @@ class RunDirectory:
             rows: the first rows.
             columns: further columns, after those that every run has in this file.
         """
-        return GrowingTable.start(self.path / name, (*_COLUMNS.get(name, ()), *columns), rows)
+        return GrowingTable.start(self.path / name, (*_FIXED_COLUMNS.get(name, ()), *columns), rows)
 
     def write_frame(self, name: str, frame: pd.DataFrame) -> None:
         """Write a CSV file."""
@@ -511,7 +511,7 @@ class RunDirectory:
     def write_frames(self, name: str, frames: Iterable[pd.DataFrame]) -> None:
         """Write tables with the same columns to one CSV file, one below the other; only one of them at a time
         is in memory as text."""
-        files.write(self.path / name, (_frame(frame, not place) for place, frame in enumerate(frames)))
+        files.write(self.path / name, (_frame_text(frame, not place) for place, frame in enumerate(frames)))
 
     def read_frame(self, name: str) -> pd.DataFrame:
         """Read a CSV file of the run.
@@ -552,7 +552,7 @@ class GrowingTable:
         Raises:
             DiskError
         """
-        text = _csv(columns, rows, header=True).encode()
+        text = _rows_text(columns, rows, header=True).encode()
         files.write(path, text)
         return cls(path, tuple(columns), len(text))
 
@@ -564,7 +564,7 @@ class GrowingTable:
         """
         if not rows:
             return self
-        text = _csv(self.columns, rows, header=False)
+        text = _rows_text(self.columns, rows, header=False)
         self.cut()
         files.append(self.path, text)
         return replace(self, bytes=self.bytes + len(text.encode()))
@@ -575,7 +575,7 @@ class GrowingTable:
         Raises:
             DiskError
         """
-        files.cut(self.path, self.bytes)
+        files.truncate(self.path, self.bytes)
 
 
 _REMEDIES = {
@@ -600,26 +600,26 @@ def name_of(config: Config, changed: Sequence[str], stamp: str) -> str:
     return name
 
 
-def _differ(one: Path, other: Path) -> bool:
+def _files_differ(one: Path, other: Path) -> bool:
     try:
         return one.read_bytes() != other.read_bytes()
     except OSError:
         return True
 
 
-def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], header: bool) -> str:
+def _rows_text(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], header: bool) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, lineterminator="\n")
     if header:
         writer.writeheader()
     for row in rows:
-        writer.writerow({k: "" if _missing(v) else v for k, v in row.items()})
+        writer.writerow({k: "" if _is_missing(v) else v for k, v in row.items()})
     return buffer.getvalue()
 
 
-def _frame(frame: pd.DataFrame, header: bool) -> str:
+def _frame_text(frame: pd.DataFrame, header: bool) -> str:
     """A table as text, like ``DataFrame.to_csv``, but much faster for many rows of numbers."""
-    columns = [_arrow(frame[name]) for name in frame] if len(frame) >= _MANY else [None]
+    columns = [_arrow_array(frame[name]) for name in frame] if len(frame) >= _MANY_ROWS else [None]
     if any(column is None for column in columns):
         return str(frame.to_csv(index=False, header=header))
     import pyarrow as pa
@@ -631,7 +631,7 @@ def _frame(frame: pd.DataFrame, header: bool) -> str:
     return (str(frame.iloc[:0].to_csv(index=False)) if header else "") + buffer.getvalue().decode()
 
 
-def _arrow(column: pd.Series) -> Any:
+def _arrow_array(column: pd.Series) -> Any:
     """A column of numbers as an Arrow array, with floats as text in Python's format; None if it contains
     anything else, or if Arrow is not installed."""
     try:
@@ -650,7 +650,7 @@ def _arrow(column: pd.Series) -> Any:
     return pa.nulls(len(column)) if column.dtype == object and column.isna().all() else None
 
 
-def _missing(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and not np.isfinite(value))
 
 
@@ -669,4 +669,4 @@ def clean(value: Any) -> Any:
         return clean(value.tolist())
     if isinstance(value, np.generic):
         return clean(value.item())
-    return None if _missing(value) else value
+    return None if _is_missing(value) else value

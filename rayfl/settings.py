@@ -66,11 +66,11 @@ def _as_written(value: Any, name: str) -> Any:
     )
 
 
-def _kwargs(given: Any) -> Any:
+def _storable_kwargs(given: Any) -> Any:
     return _as_written(given, "it") if isinstance(given, Mapping) else given
 
 
-Kwargs = Annotated[dict[str, Any], BeforeValidator(_kwargs)]
+Kwargs = Annotated[dict[str, Any], BeforeValidator(_storable_kwargs)]
 """Keyword arguments of a user's function or class, limited to what ``config.yaml`` can store, so that a
 resumed run gets the same."""
 
@@ -115,19 +115,19 @@ class Section(BaseModel):
         """
         if not isinstance(given, Mapping):
             return given
-        completed = _present(given, cls)
+        completed = _with_present_names(given, cls)
         for key, value in completed.items():
             if isinstance(value, Mapping) and key in cls.model_fields:
                 field = cls.model_fields[key]
                 has_factory = field.default_factory is not None  # a default of another kind may have no copy
                 default = field.get_default(call_default_factory=True) if has_factory else field.default
                 if isinstance(default, Section):
-                    completed[key] = named(_present(value, type(default)), default)
+                    completed[key] = named(_with_present_names(value, type(default)), default)
         return completed
 
     @field_validator("*")
     @classmethod
-    def _usable(cls, value: Any, info: ValidationInfo) -> Any:
+    def _bounded_and_absolute(cls, value: Any, info: ValidationInfo) -> Any:
         """Bound integers that have no upper bound of their own, and make paths absolute.
 
         Workers, and a process that resumes a run, may be in another folder.
@@ -137,7 +137,9 @@ class Section(BaseModel):
             if not str(value).isprintable():
                 raise ValueError(f"{str(value)[:60]!r} cannot be a path; expected printable characters")
             expanded = os.path.expanduser(value)
-            if len(os.fsencode(expanded)) > _PATH or any(len(os.fsencode(p)) > _NAME for p in value.parts):
+            if len(os.fsencode(expanded)) > _LONGEST_PATH or any(
+                len(os.fsencode(p)) > _LONGEST_NAME for p in value.parts
+            ):
                 raise ValueError(f"{str(value)[:60]!r}... is too long for a path")
             return Path(expanded) if cls.paths_from_here else Path(expanded).absolute()
         if not any(isinstance(m, (Le, Lt)) for m in metadata):
@@ -147,7 +149,7 @@ class Section(BaseModel):
         return value
 
 
-def _present(settings: Mapping[str, Any], section: type[Section]) -> dict[str, Any]:
+def _with_present_names(settings: Mapping[str, Any], section: type[Section]) -> dict[str, Any]:
     """Settings of a section under their present names."""
     return {section.renamed.get(key, key): value for key, value in settings.items()}
 
@@ -158,7 +160,7 @@ _LARGEST = 2**31 - 1
 """Largest value of integers that declare no upper bound: NumPy and PyTorch multiply them in 64 bits."""
 
 
-_PATH, _NAME = 4095, 255
+_LONGEST_PATH, _LONGEST_NAME = 4095, 255
 """Maximum bytes of a path, and of each name in it, on common systems."""
 
 
@@ -209,22 +211,22 @@ class Registry(Mapping[str, type[PartT]]):
         self._added: dict[str, type[PartT]] = {}
 
     def __getitem__(self, name: str) -> type[PartT]:
-        return self._parts()[name]
+        return self._all_parts()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parts())
+        return iter(self._all_parts())
 
     def __len__(self) -> int:
-        return len(self._parts())
+        return len(self._all_parts())
 
     @property
     def own(self) -> Mapping[str, type[PartT]]:
         """The parts that come with rayfl, without those of plug-ins."""
         if self._own is None:
-            self._own = _found_in(self.package, self.base)
+            self._own = _find_parts(self.package, self.base)
         return self._own
 
-    def _parts(self) -> Mapping[str, type[PartT]]:
+    def _all_parts(self) -> Mapping[str, type[PartT]]:
         return dict(sorted({**self.own, **self._added}.items())) if self._added else self.own
 
     def register(self, part: type[PartT]) -> None:
@@ -251,7 +253,7 @@ class Registry(Mapping[str, type[PartT]]):
         self._added.pop(name, None)
 
 
-def _found_in(package: str, base: type[PartT]) -> dict[str, type[PartT]]:
+def _find_parts(package: str, base: type[PartT]) -> dict[str, type[PartT]]:
     """All parts of kind ``base`` defined in the modules of ``package``, by name, in alphabetical order.
 
     Raises:
@@ -290,10 +292,10 @@ class Choice:
     parts: Mapping[str, type[Section]]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._chosen)
+        return core_schema.no_info_plain_validator_function(self._validated_part)
 
-    def _chosen(self, value: object) -> Section:
-        if isinstance(value, self._classes()):
+    def _validated_part(self, value: object) -> Section:
+        if isinstance(value, self._part_classes()):
             self._check_methods(type(value))
             return value
         name = value.get("name") if isinstance(value, Mapping) else value
@@ -310,7 +312,7 @@ class Choice:
             base: type[Section] = self.parts.base
             check_methods(part, base)
 
-    def _classes(self) -> tuple[type[Section], ...]:
+    def _part_classes(self) -> tuple[type[Section], ...]:
         return (self.parts.base,) if isinstance(self.parts, Registry) else tuple(self.parts.values())
 
     def __get_pydantic_json_schema__(

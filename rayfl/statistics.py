@@ -18,7 +18,7 @@ LEVEL = 0.95
 FEW = 5
 """Tables point out results of fewer seeds than this: so few hardly show the spread that an interval needs."""
 
-_EQUAL = 1e-12
+_EQUAL_SPREAD = 1e-12
 """Relative spread up to which differences count as equal (they differ only by rounding)."""
 
 
@@ -43,7 +43,7 @@ class Interval:
         return (self.high - self.low) / 2
 
     @property
-    def known(self) -> bool:
+    def bounded(self) -> bool:
         """Whether there are at least two values."""
         return self.n > 1
 
@@ -67,7 +67,7 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
         values: ``(n,)``, one number per seed; NaN is ignored.
         level: confidence.
     """
-    present = _known(values)
+    present = _without_nan(values)
     if len(present) == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
     mean = float(present.mean())
@@ -90,7 +90,7 @@ def paired_difference(first: ArrayLike, second: ArrayLike, level: float = LEVEL)
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if a.shape != b.shape:
         raise ValueError(f"{a.shape} and {b.shape} values are no pairs")
-    differences = _known(a - b)
+    differences = _without_nan(a - b)
     interval = mean_interval(differences, level)
     return Difference(interval.mean, interval.low, interval.high, interval.n, _p_value(differences))
 
@@ -134,7 +134,7 @@ def mean_ranks(values: ArrayLike, higher_is_better: bool = True) -> NDArray[np.f
     return np.asarray(rankdata(signed, axis=1).mean(axis=0), np.float64)
 
 
-def _known(values: ArrayLike) -> NDArray[np.float64]:
+def _without_nan(values: ArrayLike) -> NDArray[np.float64]:
     flat = np.asarray(values, np.float64).ravel()
     return np.asarray(flat[~np.isnan(flat)], np.float64)
 
@@ -155,6 +155,6 @@ def _p_value(differences: NDArray[np.float64]) -> float:
     if len(differences) < 2:
         return math.nan
     # The test divides by the spread: with a spread of 0, p would be 0
-    if differences.std() <= _EQUAL * np.abs(differences).max():
+    if differences.std() <= _EQUAL_SPREAD * np.abs(differences).max():
         return math.nan
     return float(ttest_1samp(differences, 0.0).pvalue)

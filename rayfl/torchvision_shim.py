@@ -17,7 +17,7 @@ from typing import Any
 
 _OPERATORS = ("nms", "qnms")
 # The names vanish when their library object is collected.
-_keep: list[Any] = []
+_declared_libraries: list[Any] = []
 
 
 @functools.cache
@@ -37,7 +37,7 @@ def _make_importable() -> None:
         library = library_of("torchvision", "DEF")
         for name in _OPERATORS:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _keep.append(library)
+        _declared_libraries.append(library)
 
 
 def torchvision_datasets() -> ModuleType:

@@ -397,15 +397,15 @@ def test_a_run_on_ray_is_published_by_its_driver(
 def sign(there: Remote, name: str, **says: Any) -> None:
     """The lease of a process on another machine."""
     (folder := staging(there.root) / f"not-{there.name}").mkdir(parents=True, exist_ok=True)
-    there._sign(f".lease/{name}", folder)
-    system, path = there._place
+    there._write_lease(f".lease/{name}", folder)
+    system, path = there._location
     with system.open_output_stream(f"{path}/.lease/{name}") as out:
         out.write(json.dumps({"machine": "elsewhere/1/2", "pid": 7, "born": 1.0, **says}).encode())
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("_BEAT", 0.2), ("_DEAD", 4.0), ("_LOOK", 0.1)):
+    for name, seconds in (("_LEASE_INTERVAL", 0.2), ("_DEAD_AFTER", 4.0), ("_CHECK_INTERVAL", 0.1)):
         monkeypatch.setattr(remote, name, seconds)
 
 
@@ -419,10 +419,10 @@ def test_a_second_process_gives_way(
     def again(event: RunEvent) -> None:
         if isinstance(event, CheckpointSaved) and not said:
             (name,) = (path.name for path in staging(root).glob("t-*"))
-            for machine in (remote._machine(), "elsewhere/1/2"):
+            for machine in (remote._machine_id(), "elsewhere/1/2"):
                 with monkeypatch.context() as patch:
                     patch.setenv("RAYFL_STAGING", str(tmp_path / "other machine"))
-                    patch.setattr(remote, "_machine", lambda machine=machine: machine)
+                    patch.setattr(remote, "_machine_id", lambda machine=machine: machine)
                     with pytest.raises(Held) as raised:
                         rayfl.resume(below(root, name))
                     said.append(str(raised.value))
@@ -434,7 +434,7 @@ def test_a_second_process_gives_way(
     assert result.summary["models_sha256"] == whole.summary["models_sha256"]
     there = Remote(root, result.path.name)
     assert "summary.json" in there.files()
-    assert not there._list(".lease")
+    assert not there._entries(".lease")
     assert not (result.path / ".lease").exists()
 
 
@@ -442,12 +442,12 @@ def test_a_second_process_gives_way(
 def test_the_lease_of_a_dead_process_is_taken(root: str, tmp_path: Path) -> None:
     there, said = Remote(root, "dead"), list[str]()
     for name, says, lines in (
-        ("here", {"machine": remote._machine()}, 0),  # its process id is another's, or nobody's
+        ("here", {"machine": remote._machine_id()}, 0),  # its process id is another's, or nobody's
         ("elsewhere", {}, 1),
     ):
         sign(there, name, **says)
         with there.leased(tmp_path, said.append):
-            assert [*there._list(".lease")] == [(tmp_path / ".lease").read_text()]
+            assert [*there._entries(".lease")] == [(tmp_path / ".lease").read_text()]
         assert len(said) == lines
     assert "waiting to see whether process 7 on elsewhere still runs this run" in said[0]
 
@@ -468,7 +468,7 @@ def test_a_process_that_has_lost_its_lease_stops(settings: dict[str, Any], root:
     with pytest.raises(Held, match="another process has resumed this run"):
         rayfl.run(elsewhere(settings, root, seed=9), on_event=lose)
     assert "config.yaml" in lost[0].files()
-    assert [*lost[0]._list(".lease")] == [".lease/other"]
+    assert [*lost[0]._entries(".lease")] == [".lease/other"]
     lost[0].remove()
 
 

@@ -324,14 +324,14 @@ def test_a_pipe_in_a_run_directory_is_not_read_for_ever(tmp_path):
 
 
 def test_many_rows_are_written_as_pandas_writes_them(tmp_path: Path) -> None:
-    count = 2 * rundir._MANY
+    count = 2 * rundir._MANY_ROWS
     rng = np.random.default_rng(0)
     values = rng.standard_normal(count) * 10.0 ** rng.integers(-20, 20, count)
     values[:6] = [np.nan, -0.0, 0.0, np.inf, -np.inf, 15.0]
     frame = pd.DataFrame({"client": np.arange(count), "group": pd.NA, "some, of it": values, "none": np.nan})
     named = frame.assign(name=[f'"{k}", {k}' for k in range(count)], single=values.astype(np.float32))
     for table, by_arrow in ((frame, True), (named, False), (frame[:5], False)):
-        numbers = all(rundir._arrow(table[name]) is not None for name in table)
-        assert (numbers and len(table) >= rundir._MANY) == by_arrow
+        numbers = all(rundir._arrow_array(table[name]) is not None for name in table)
+        assert (numbers and len(table) >= rundir._MANY_ROWS) == by_arrow
         RunDirectory(tmp_path).write_frame("t.csv", table)
         assert (tmp_path / "t.csv").read_text() == table.to_csv(index=False)

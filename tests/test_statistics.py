@@ -29,7 +29,7 @@ def test_intervals_cover_the_mean_as_often_as_they_say() -> None:
 
 def test_one_value_has_no_bounds_and_none_has_no_mean() -> None:
     one, none = mean_interval([5.0, math.nan]), mean_interval([])
-    assert (one.mean, one.low, one.high, one.known) == (5.0, -math.inf, math.inf, False)
+    assert (one.mean, one.low, one.high, one.bounded) == (5.0, -math.inf, math.inf, False)
     assert math.isnan(none.mean)
     assert none.n == 0
 

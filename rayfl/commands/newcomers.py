@@ -21,7 +21,7 @@ from rayfl.data import Federation, Ragged, Samples, read_npz
 from rayfl.data.base import MoreSamples, Names, called, in_order
 from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.events import Stage
-from rayfl.data.own import drawn
+from rayfl.data.own import draw_test_mask
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.evaluation import Ledger, Transfer, accuracy
 from rayfl.rundir import RunDirectory
@@ -227,7 +227,7 @@ def _divide(
     number = pd.Index(names).get_indexer(pd.Index(ids)).astype(np.int64)
     test = more.test
     if test is None:
-        test = drawn(number, owners.test_fraction, owners.seed, str(data))
+        test = draw_test_mask(number, owners.test_fraction, owners.seed, str(data))
     targets = more.targets
     samples = Samples(
         data.stem,

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from rayfl.data.base import Column, Samples, in_order
 from rayfl.data.sharded import ShardedArray
 from rayfl.errors import ConfigError, DataError
-from rayfl.given import called
+from rayfl.given import shown_path
 
 Layout = Literal["auto", "hwc", "chw"]
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
-_FEW = 1000
+_ALWAYS_ACCEPTED = 1000
 """Labels and domains below this number are accepted for any number of samples."""
 _MOST_WORDS = 1_000_000
 """Largest vocabulary: tokens are below this number."""
@@ -155,7 +155,7 @@ def check_counted(largest: int, samples: int, where: str) -> None:
     Raises:
         DataError: if there are far more numbers than samples.
     """
-    if largest >= max(samples, _FEW):
+    if largest >= max(samples, _ALWAYS_ACCEPTED):
         raise DataError(
             f"{where} go up to {largest} for {samples} samples; number them 0, 1, 2, ... without gaps"
         )
@@ -179,7 +179,7 @@ def read_npz(path: Path, name: str, layout: Layout = "auto", tokens: bool = Fals
     arrays = read_arrays(path)
     if "x" in arrays:
         raise DataError(f"{path}: has no test part; expected {', '.join(_REQUIRED)}")
-    return of_arrays(arrays, name, called(path), layout, tokens)
+    return of_arrays(arrays, name, shown_path(path), layout, tokens)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
@@ -195,7 +195,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
         what = "it is a folder" if path.is_dir() else "there is no such file"
         raise DataError(f"{path}: {what}; expected an .npz with {', '.join(_REQUIRED)}")
     try:
-        arrays = _content(path)
+        arrays = _load_npz(path)
     except Exception as error:  # broken bytes make zip, zlib and NumPy raise nearly anything
         raise DataError(f"{path}: cannot be read as .npz ({one_line(error)})") from error
     missing = [key for key in _REQUIRED if key not in arrays]
@@ -336,7 +336,7 @@ def column_of(train: NDArray[np.generic], test: NDArray[np.generic] | None) -> C
     return Column(values, places[: len(train)], None if test is None else places[len(train) :])
 
 
-def _content(path: Path) -> dict[str, NDArray[np.generic]]:
+def _load_npz(path: Path) -> dict[str, NDArray[np.generic]]:
     if not (zipfile.is_zipfile(path) or path.suffix == ".npy"):
         raise ValueError("it is not an .npz file, or incomplete")  # NumPy would take it for a pickle
     content = np.load(path, allow_pickle=False)

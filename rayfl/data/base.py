@@ -162,7 +162,7 @@ class Samples:
     def inputs(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.generic]:
         """The inputs of samples by their (virtual) ids, ``(len(ids), ...)``."""
         x = self.x_train if part == "train" else self.x_test
-        inputs: NDArray[np.generic] = x.take(self._plain(len(x), ids), axis=0)
+        inputs: NDArray[np.generic] = x.take(self._plain_ids(len(x), ids), axis=0)
         return inputs
 
     def labels(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -181,7 +181,7 @@ class Samples:
     def domains(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64] | None:
         """The sources of samples by their (virtual) ids, ``(len(ids),)``, if the data have sources."""
         domain = self.domain_train if part == "train" else self.domain_test
-        return None if domain is None else domain[self._plain(len(domain), ids)]
+        return None if domain is None else domain[self._plain_ids(len(domain), ids)]
 
     def public(self, count: int, rng: np.random.Generator) -> NDArray[np.generic]:
         """Inputs of ``count`` random samples of the server (all, if it has fewer), in their original order.
@@ -197,7 +197,7 @@ class Samples:
         inputs: NDArray[np.generic] = self.x_server[np.sort(chosen)]
         return inputs
 
-    def _plain(self, count: int, ids: NDArray[np.integer]) -> NDArray[np.integer]:
+    def _plain_ids(self, count: int, ids: NDArray[np.integer]) -> NDArray[np.integer]:
         return ids if self.label_maps is None else ids % count
 
     @property
@@ -230,10 +230,10 @@ class Samples:
         return "texts" if self.targets_train is None or self.numeric else "words"
 
 
-_TOGETHER = 1 << 24
+_SORTED_AT_ONCE = 1 << 24
 """Number of values that are sorted together."""
 
-_MASK = (1 << 32) - 1
+_LOW_32_BITS = (1 << 32) - 1
 
 
 def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -280,12 +280,12 @@ class Ragged:
     def ascending(cls, values: NDArray[np.int32], sizes: NDArray[np.int64]) -> Ragged:
         """Lists of these sizes ``(L,)`` from ``values`` ``(n,)``, each sorted."""
         lists = cls(np.empty_like(values), _offsets(sizes))
-        for piece in lists.pieces(_TOGETHER):
+        for piece in lists.pieces(_SORTED_AT_ONCE):
             part = slice(lists.offsets[piece.start], lists.offsets[piece.stop])
             # One sort for all lists, by list and value.
             keys = np.repeat(np.arange(piece.start, piece.stop) << 32, sizes[piece]) | values[part]
             keys.sort()
-            lists.values[part] = keys & _MASK
+            lists.values[part] = keys & _LOW_32_BITS
         return lists
 
     @classmethod
@@ -491,7 +491,7 @@ class MoreSamples:
     test: NDArray[np.bool_] | None = None
 
 
-_STATISTICS = 2000
+_SAMPLES_FOR_SCALING = 2000
 """Number of samples that is enough for a mean and a standard deviation."""
 
 
@@ -520,7 +520,7 @@ class Dataset(Section):
     )
 
     @model_validator(mode="after")
-    def _no_root_in_vain(self) -> Dataset:
+    def _refuse_unused_root(self) -> Dataset:
         if self.elsewhere and self.root is not None:
             raise ValueError(f"root would change nothing; the samples come from {self.elsewhere}")
         return self
@@ -560,7 +560,7 @@ class Dataset(Section):
     @property
     def public_samples(self) -> int:
         """Number of the server's samples that ``normalise`` uses."""
-        return _STATISTICS if self.normalise == "server" else 0
+        return _SAMPLES_FOR_SCALING if self.normalise == "server" else 0
 
     def prepare(self, root: Path) -> str:
         """Download what :meth:`load` needs to ``root``, under a file lock; return a line on what was done."""

@@ -22,11 +22,11 @@ from rayfl.data.federation import (
     assigned_by,
     check_settings,
     client_tests,
-    divided,
     most_tests,
+    names_unless_numbers,
     split,
     with_label_maps,
-    worth_naming,
+    without_partition_fields,
 )
 from rayfl.data.population import Ids, Population, Shares, Wish, keys_of, new_samples
 from rayfl.errors import ConfigError, DataError
@@ -59,9 +59,7 @@ class ClientEvent(BaseEvent):
 
     @field_validator("clients")
     @classmethod
-    def _somebody_once(
-        cls, clients: int | tuple[int | str, ...] | None
-    ) -> int | tuple[int | str, ...] | None:
+    def _check_ids(cls, clients: int | tuple[int | str, ...] | None) -> int | tuple[int | str, ...] | None:
         if isinstance(clients, tuple) and (not clients or len(set(map(str, clients))) < len(clients)):
             raise ValueError("name at least one client, and none twice")
         return clients
@@ -72,7 +70,7 @@ class ClientEvent(BaseEvent):
         return None
 
     @model_validator(mode="after")
-    def _one_way(self) -> ClientEvent:
+    def _check_choice(self) -> ClientEvent:
         named = isinstance(self.clients, tuple)
         if named and (self.group is not None or self.share is not None):
             raise ValueError("clients that are named need neither group nor fraction")
@@ -155,7 +153,7 @@ class Drift(ClientEvent):
         return self.fraction
 
     @model_validator(mode="after")
-    def _own_settings(self) -> Drift:
+    def _check_settings_of_kind(self) -> Drift:
         for setting, kind in (("classes", "new_classes"), ("labels", "permuted_labels"), ("to", "group")):
             if getattr(self, setting) is not None and self.kind != kind:
                 raise ValueError(f"{setting} belongs to kind={kind}, not to {self.kind}")
@@ -246,12 +244,12 @@ def build_stages(
     assignment = assigned_by(partition, samples, seed)
     newcomers = _newcomers(events, assignment.groups, len(assignment.clients), seed)
     assignment, newcomers = _reordered(assignment, newcomers)
-    names = worth_naming(assignment.names)
+    names = names_unless_numbers(assignment.names)
     events = numbered(events, names)
-    newcomers = _named(events, newcomers, names, len(assignment.clients))
-    samples, maps = with_label_maps(divided(samples), assignment)
+    newcomers = _with_named_newcomers(events, newcomers, names, len(assignment.clients))
+    samples, maps = with_label_maps(without_partition_fields(samples), assignment)
     shares = Shares(validation, most_tests(test_samples, len(assignment.clients)), seed)
-    population = _at_first(samples, assignment, maps, newcomers, shares)
+    population = _initial_population(samples, assignment, maps, newcomers, shares)
 
     initial = population
     steps: list[tuple[int, Population, tuple[Ids, Ids, Ids]]] = []
@@ -348,34 +346,34 @@ def numbered(events: Sequence[BaseEvent], names: Names | None) -> list[BaseEvent
     ]
 
 
-def client_number(client: int | str, known: Mapping[str, int], where: str) -> int:
+def client_number(client: int | str, numbers_by_id: Mapping[str, int], where: str) -> int:
     """The number of a client.
 
     Args:
         client: its own id, or its number.
-        known: the numbers of the clients' own ids; empty if they have none.
+        numbers_by_id: the numbers of the clients' own ids; empty if they have none.
         where: the setting, for errors.
 
     Raises:
         ConfigError: if there is no client of that id.
     """
-    if known:
-        if str(client) not in known:
-            matches = difflib.get_close_matches(str(client), known, n=1)
-            examples = ", ".join(map(repr, itertools.islice(known, 3)))
+    if numbers_by_id:
+        if str(client) not in numbers_by_id:
+            matches = difflib.get_close_matches(str(client), numbers_by_id, n=1)
+            examples = ", ".join(map(repr, itertools.islice(numbers_by_id, 3)))
             remedy = (
                 f"did you mean {matches[0]!r}?"
                 if matches
                 else f"use the ids of the partition, such as {examples}"
             )
             raise ConfigError(where, f"there is no client {str(client)!r}", remedy)
-        return known[str(client)]
+        return numbers_by_id[str(client)]
     if not str(client).isdecimal():
         raise ConfigError(where, f"there is no client {client!r}", "clients have numbers here, from 0")
     return int(client)
 
 
-def _named(
+def _with_named_newcomers(
     events: Sequence[BaseEvent], newcomers: dict[int, Ids], names: Names | None, clients: int
 ) -> dict[int, Ids]:
     """``newcomers``, and those that events name, by the event's position."""
@@ -400,7 +398,7 @@ def _named(
     return named
 
 
-def _at_first(
+def _initial_population(
     samples: Samples,
     assignment: Assignment,
     maps: Ids | None,
@@ -410,7 +408,7 @@ def _at_first(
     """The population at the start: all clients but the newcomers are present."""
     assigned, groups = Ragged.of(assignment.clients), assignment.groups
     train, held_out = split(assigned, shares.validation, shares.seed)
-    names = worth_naming(assignment.names)
+    names = names_unless_numbers(assignment.names)
     tests = client_tests(samples, assigned, assignment.test, shares.limit, shares.seed, names)
     active = np.ones(len(assigned), bool)
     for ids in newcomers.values():
@@ -426,15 +424,15 @@ def _at_first(
         client_maps,
         tuple(tuple(row) for row in rows.tolist()),
         active,
-        known=active,
-        founded=keys_of(groups, client_maps),
+        ever_active=active,
+        group_keys=keys_of(groups, client_maps),
         names=names,
     )
 
 
 def _join(population: Population, event: Join, place: int, newcomers: Ids | None, seed: int) -> Population:
     if newcomers is None:
-        absent = population.known & ~population.active
+        absent = population.ever_active & ~population.active
         rng = generator(seed, "event", place)
         newcomers = choose(event, place, absent, population.groups, rng, population.names)
     return population.came(newcomers)
@@ -466,12 +464,18 @@ def _drift(
         if event.kind == "permuted_labels":
             renaming.append((place, event, ids))
         else:
-            target_groups = _targets(population, event, place, ids, rng) if event.kind == "group" else None
+            target_groups = (
+                _target_groups(population, event, place, ids, rng) if event.kind == "group" else None
+            )
             moving.append(
-                (place, event, Wish(ids, _classes(population, event, place), target_groups, event.reuse))
+                (
+                    place,
+                    event,
+                    Wish(ids, _checked_classes(population, event, place), target_groups, event.reuse),
+                )
             )
     if moving:
-        population = _move(population, moving, shares)
+        population = _deal_new_samples(population, moving, shares)
     for place, event, ids in renaming:
         classes = population.samples.classes
         labels = event.labels
@@ -487,7 +491,9 @@ def _drift(
     return population, np.flatnonzero(drifted)
 
 
-def _move(population: Population, moving: Sequence[tuple[int, Drift, Wish]], shares: Shares) -> Population:
+def _deal_new_samples(
+    population: Population, moving: Sequence[tuple[int, Drift, Wish]], shares: Shares
+) -> Population:
     """Give new samples to all clients that drift to other classes or groups in a round."""
     rngs = [generator(shares.seed, "event data", place) for place, _, _ in moving]
     original, y = population, population.samples.y_train
@@ -506,18 +512,20 @@ def _move(population: Population, moving: Sequence[tuple[int, Drift, Wish]], sha
                 )
             )
         population = population.dealt(wish.ids, lists, shares, place)
-        if wish.like is None:
+        if wish.target_groups is None:
             maps = population.maps[wish.ids].tolist()
             keys = [
                 ("classes", *np.unique(y[part]).tolist(), row) for part, row in zip(lists, maps, strict=True)
             ]
             population = population.regrouped(wish.ids, keys)
         else:
-            population = population.follows(wish.ids, wish.like, original)
+            population = population.follows(wish.ids, wish.target_groups, original)
     return population
 
 
-def _targets(population: Population, event: Drift, place: int, ids: Ids, rng: np.random.Generator) -> Ids:
+def _target_groups(
+    population: Population, event: Drift, place: int, ids: Ids, rng: np.random.Generator
+) -> Ids:
     """The group that each client drifts to."""
     where = f"events.{place}.to"
     groups = population.groups
@@ -539,7 +547,7 @@ def _targets(population: Population, event: Drift, place: int, ids: Ids, rng: np
     )
 
 
-def _classes(population: Population, event: Drift, place: int) -> tuple[int, ...] | None:
+def _checked_classes(population: Population, event: Drift, place: int) -> tuple[int, ...] | None:
     """The new classes that an event names."""
     for label in event.classes or ():
         if not (population.samples.y_train == label).any():
@@ -553,13 +561,13 @@ def permutation(count: int, rng: np.random.Generator) -> Ids:
     return np.roll(drawn, 1) if (drawn == np.arange(count)).all() else drawn
 
 
-_ABSENT = "those whom a join names are absent before it, unless it has returning: true"
+_ABSENT_REMEDY = "those whom a join names are absent before it, unless it has returning: true"
 
 
 def choose(
     event: ClientEvent,
     place: int,
-    among: NDArray[np.bool_],
+    candidates: NDArray[np.bool_],
     groups: Ids | None,
     rng: np.random.Generator,
     names: Names | None = None,
@@ -569,7 +577,7 @@ def choose(
     Args:
         event: the event, with clients by their numbers (:func:`numbered`).
         place: its position in the list, for errors.
-        among: the clients to choose from ``(N,)``.
+        candidates: the clients to choose from ``(N,)``.
         groups: the planted groups ``(N,)``.
         rng: draws numbers and fractions.
         names: the user's ids of the clients, for errors.
@@ -580,11 +588,13 @@ def choose(
     where = f"events.{place}"
     if isinstance(event.clients, tuple):
         ids = np.array(sorted(map(int, event.clients)), np.int64)
-        if ids[-1] >= len(among):
+        if ids[-1] >= len(candidates):
             raise ConfigError(
-                f"{where}.clients", f"there is no client {ids[-1]}", f"ids run from 0 to {len(among) - 1}"
+                f"{where}.clients",
+                f"there is no client {ids[-1]}",
+                f"ids run from 0 to {len(candidates) - 1}",
             )
-        wrong = ids[~among[ids]]
+        wrong = ids[~candidates[ids]]
         if len(wrong):
             state = {
                 "join": "has not left",
@@ -593,8 +603,8 @@ def choose(
             }
             remedy = {
                 "join": "leave returning out for clients that are new",
-                "leave": _ABSENT,
-                "drift": _ABSENT,
+                "leave": _ABSENT_REMEDY,
+                "drift": _ABSENT_REMEDY,
             }
             raise ConfigError(
                 f"{where}.clients",
@@ -602,7 +612,7 @@ def choose(
                 remedy[event.name],
             )
         return ids
-    pool = np.flatnonzero(among)
+    pool = np.flatnonzero(candidates)
     if event.group is not None:
         if groups is None:
             raise ConfigError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _AUTO_TOTAL = 20_000_000
 _AUTO_LEAST = 50
-_TOGETHER = 1 << 22
+_SAMPLES_AT_ONCE = 1 << 22
 """Number of samples that are processed together."""
 
 
@@ -90,8 +90,8 @@ def build_federation(
     check_settings(samples, validation, test_samples)
     assignment = assigned_by(partition, samples, seed)
     assigned = Ragged.of(assignment.clients)
-    samples, maps = with_label_maps(divided(samples), assignment)
-    names = worth_naming(assignment.names)
+    samples, maps = with_label_maps(without_partition_fields(samples), assignment)
+    names = names_unless_numbers(assignment.names)
     train, held_out = split(assigned, validation, seed)
     cap = most_tests(test_samples, len(assigned))
     test = client_tests(samples, assigned, assignment.test, cap, seed, names)
@@ -101,14 +101,14 @@ def build_federation(
     return Federation(samples, train, held_out, test, assignment.groups, names, assignment.notes)
 
 
-def divided(samples: Samples) -> Samples:
+def without_partition_fields(samples: Samples) -> Samples:
     """The samples without the fields that only partitions use."""
     if not samples.columns and samples.numbering is None and samples.stored is None:
         return samples
     return replace(samples, columns={}, numbering=None, stored=None)
 
 
-def worth_naming(names: Names | None) -> Names | None:
+def names_unless_numbers(names: Names | None) -> Names | None:
     """The clients' names; None if they are just the numbers 0, 1, 2, ..."""
     if names is None or np.array_equal(names, np.arange(len(names)).astype(str)):
         return None
@@ -187,7 +187,7 @@ def split(assigned: Ragged, fraction: float, seed: int, *ids: int) -> tuple[Ragg
     owner = np.repeat(np.arange(len(sizes)), sizes)
     draws = generator(seed, "validation", *ids).random(len(owner))
     values = np.empty_like(assigned.values)
-    for piece in assigned.pieces(_TOGETHER):
+    for piece in assigned.pieces(_SAMPLES_AT_ONCE):
         part = slice(assigned.offsets[piece.start], assigned.offsets[piece.stop])
         order = np.lexsort((draws[part], owner[part]))  # each client's samples in random order
         values[part] = assigned.values[part][order]
@@ -199,20 +199,20 @@ def split(assigned: Ragged, fraction: float, seed: int, *ids: int) -> tuple[Ragg
 def client_tests(
     samples: Samples,
     assigned: Ragged,
-    own: list[NDArray[np.integer]] | Ragged | None,
+    own_tests: list[NDArray[np.integer]] | Ragged | None,
     cap: int | None,
     seed: int,
     names: Names | None = None,
 ) -> Ragged:
-    """The test samples of every client ``(n_i,)``: those in ``own``, or if that is None, samples with the
-    label distribution of its training samples; at most ``cap``.
+    """The test samples of every client ``(n_i,)``: those in ``own_tests``, or if that is None, samples with
+    the label distribution of its training samples; at most ``cap``.
 
     Raises:
         DataError: if a client would have none.
     """
-    if own is None:
-        return _following(samples, assigned, cap, seed, names)
-    tests = Ragged.of(own)
+    if own_tests is None:
+        return _tests_by_label_shares(samples, assigned, cap, seed, names)
+    tests = Ragged.of(own_tests)
     untested = np.flatnonzero(tests.sizes == 0)
     if len(untested):
         raise DataError(
@@ -230,7 +230,9 @@ def client_tests(
     return Ragged.ascending(np.concatenate(lists), np.minimum(tests.sizes, cap))
 
 
-def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int, names: Names | None) -> Ragged:
+def _tests_by_label_shares(
+    samples: Samples, assigned: Ragged, cap: int | None, seed: int, names: Names | None
+) -> Ragged:
     """The test samples of every client, in the proportions of its training samples.
 
     Strata ``c`` are the pairs of domain and label. With ``p_ic`` the share of stratum c among client i's
@@ -251,7 +253,7 @@ def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int, n
     parts: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
     sizes: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     untested: list[int] = []
-    for piece in assigned.pieces(_TOGETHER):  # clients are independent of each other
+    for piece in assigned.pieces(_SAMPLES_AT_ONCE):  # clients are independent of each other
         values, counts = drawn.of(assigned.take(np.arange(piece.start, piece.stop)))
         untested += (piece.start + np.flatnonzero(counts == 0)).tolist()
         parts.append(values)
@@ -266,7 +268,7 @@ def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int, n
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Draws the test samples of clients: see :func:`_following`.
+    """Draws the test samples of clients: see :func:`_tests_by_label_shares`.
 
     Attributes:
         strata: the stratum of every training sample ``(n,)``.
@@ -300,7 +302,7 @@ class _Drawn:
         most = available[stratum] * size[client] // counts  # m_i as far as this stratum allows
         starts = np.searchsorted(client, np.arange(len(assigned)))
         has_others = np.logical_or.reduceat(~self.scarce[stratum], starts)[client]
-        total = np.minimum.reduceat(np.where(self.scarce[stratum] & has_others, _ANY, most), starts)
+        total = np.minimum.reduceat(np.where(self.scarce[stratum] & has_others, _UNLIMITED, most), starts)
         if self.cap is not None:
             total = np.minimum(total, self.cap)
         quota = total[client] * counts
@@ -328,8 +330,8 @@ def _by_remainder(
     return order
 
 
-_ANY = np.iinfo(np.int32).max
-_SCARCE = 4
+_UNLIMITED = np.iinfo(np.int32).max
+_SCARCE_FACTOR = 4
 """A stratum is scarce if its share of the test set is more than this many times smaller than its share of the
 training data."""
 
@@ -339,7 +341,7 @@ def scarce_strata(samples: Samples) -> NDArray[np.int64]:
     train, test, strata = strata_of(samples)
     trained, tested = np.bincount(train, minlength=strata), np.bincount(test, minlength=strata)
     scarce: NDArray[np.int64] = np.flatnonzero(
-        (tested > 0) & (tested * len(train) * _SCARCE < trained * len(test))
+        (tested > 0) & (tested * len(train) * _SCARCE_FACTOR < trained * len(test))
     )
     return scarce
 

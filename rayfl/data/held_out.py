@@ -18,7 +18,7 @@ from rayfl.errors import ConfigError, DataError, type_of
 from rayfl.plugins import call_part
 from rayfl.random import generator
 
-_MOST = 10
+_ONE_IN = 10
 """At most one in this many training samples is held out, unless a fraction is given."""
 
 
@@ -60,7 +60,7 @@ def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Sa
     if isinstance(share, float):
         count = round(share * total)
     else:
-        count = min(public if share == "auto" else share, total // _MOST)
+        count = min(public if share == "auto" else share, total // _ONE_IN)
     if not count and not public:
         return samples
     if samples.stored is not None:
@@ -98,9 +98,9 @@ def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Sa
     )
 
 
-def _renumbered(before: Numbering | None, held: NDArray[np.bool_]) -> Numbering:
+def _renumbered(numbering: Numbering | None, held: NDArray[np.bool_]) -> Numbering:
     """The numbering after the training samples ``held`` ``(n,)`` have been removed."""
     places = np.where(held, -1, np.cumsum(~held) - 1)
-    if before is None:
+    if numbering is None:
         return Numbering(places)
-    return replace(before, train=np.where(before.train < 0, -1, places[before.train]))
+    return replace(numbering, train=np.where(numbering.train < 0, -1, places[numbering.train]))

@@ -14,7 +14,7 @@ from rayfl.errors import DataError
 from rayfl.given import keep
 from rayfl.plugins import target_of
 
-_ARRAYS = frozenset({"x", "y", "x_train", "y_train", "x_test", "y_test"})
+_ARRAY_NAMES = frozenset({"x", "y", "x_train", "y_train", "x_test", "y_test"})
 
 
 def dataset_of(thing: object) -> dict[str, Any] | None:
@@ -28,7 +28,7 @@ def dataset_of(thing: object) -> dict[str, Any] | None:
     """
     if callable(thing) and not hasattr(thing, "__getitem__"):
         return {"name": "python", "target": target_of(thing)}
-    if isinstance(thing, Mapping) and not _ARRAYS & set(thing):
+    if isinstance(thing, Mapping) and not _ARRAY_NAMES & set(thing):
         return None  # these are settings
     if not (isinstance(thing, (Mapping, tuple, list)) or hasattr(thing, "__getitem__")):
         return None

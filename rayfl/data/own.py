@@ -24,14 +24,14 @@ EXPECTED = (
 )
 
 
-def call(target: str, kwargs: Mapping[str, Any], section: str, *given: Any) -> Any:
+def call(target: str, kwargs: Mapping[str, Any], section: str, *args: Any) -> Any:
     """Call a user's function, or create an instance of a user's class.
 
     Args:
         target: ``module:name``, see :func:`rayfl.plugins.resolve`.
         kwargs: its keyword arguments.
         section: the section of the config, for errors.
-        given: its first arguments.
+        args: its first arguments.
 
     Raises:
         ConfigError: if there is no such function, or it does not take these arguments.
@@ -44,11 +44,11 @@ def call(target: str, kwargs: Mapping[str, Any], section: str, *given: Any) -> A
         )
     with contextlib.suppress(ValueError):  # some functions in C have no signature
         try:
-            inspect.signature(function).bind(*given, **kwargs)
+            inspect.signature(function).bind(*args, **kwargs)
         except TypeError as error:
             raise ConfigError(f"{section}.kwargs", f"{target}: {error}") from None
     try:
-        return function(*given, **kwargs)
+        return function(*args, **kwargs)
     except (Exception, SystemExit) as error:
         raise DataError(f"{section}: {target}: {broken(error, target)}") from None
 
@@ -86,14 +86,14 @@ def as_arrays(returned: Any, where: str) -> tuple[Arrays, Layout]:
         DataError: if it cannot be converted.
     """
     if isinstance(returned, Mapping):
-        return _of_mapping(returned, where), "auto"
+        return _arrays_in_mapping(returned, where), "auto"
     if isinstance(returned, (tuple, list)):
         if len(returned) == 4:
             names = ("x_train", "y_train", "x_test", "y_test")
             return {n: _array(v, f"{where}: {n}") for n, v in zip(names, returned, strict=True)}, "auto"
         if len(returned) == 2 and all(map(_is_dataset, returned)):
             (x, y, layout), (x_test, y_test, test_layout) = (
-                _read(part, f"{where}: {name}")
+                _read_items(part, f"{where}: {name}")
                 for part, name in zip(returned, ("train", "test"), strict=True)
             )
             if layout != test_layout:
@@ -104,12 +104,14 @@ def as_arrays(returned: Any, where: str) -> tuple[Arrays, Layout]:
         kinds = ", ".join(type(part).__name__ for part in returned[:6])
         raise DataError(f"{where} returned {len(returned)} things ({kinds}); {EXPECTED}")
     if _is_dataset(returned):
-        x, y, layout = _read(returned, where)
+        x, y, layout = _read_items(returned, where)
         return {"x": x, "y": y}, layout
     raise DataError(f"{where} returned {type_of(returned)}; {EXPECTED}")
 
 
-def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tuple[Arrays, Numbering | None]:
+def with_test_part(
+    arrays: Arrays, fraction: float | None, seed: int, where: str
+) -> tuple[Arrays, Numbering | None]:
     """Return arrays with a test part: the existing one, or a fraction of each class drawn at random.
 
     Args:
@@ -142,7 +144,7 @@ def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tup
             raise DataError(f"{where}: {name} has shape {values.shape}, y has shape {y.shape}")
     numeric = y.dtype.kind == "f" or (y.ndim > 1 and y.shape[1] > 1)
     labels = np.zeros(len(y), np.int64) if numeric or not len(y) else y.reshape(len(y), -1)[:, 0]
-    test = drawn(labels, fraction, seed, where)
+    test = draw_test_mask(labels, fraction, seed, where)
     parts = {
         f"{n}_{part}": v[mask] for n, v in arrays.items() for part, mask in (("train", ~test), ("test", test))
     }
@@ -160,7 +162,7 @@ def check_seed(dataset: Section) -> None:
         raise ValueError(f"seed {seed} would change nothing; it draws the test samples of test_fraction")
 
 
-def drawn(labels: NDArray[np.generic], fraction: float, seed: int, where: str) -> NDArray[np.bool_]:
+def draw_test_mask(labels: NDArray[np.generic], fraction: float, seed: int, where: str) -> NDArray[np.bool_]:
     """Draw which samples are for tests ``(n,)``: a fraction of each class, but never all samples of a class.
 
     Raises:
@@ -183,7 +185,7 @@ def split_numbering(test: NDArray[np.bool_]) -> Numbering:
     return Numbering(np.where(test, -1, train), np.where(test, tests, -1), split=True)
 
 
-def _of_mapping(returned: Mapping[Any, Any], where: str) -> Arrays:
+def _arrays_in_mapping(returned: Mapping[Any, Any], where: str) -> Arrays:
     required = {"x_train", "y_train", "x_test", "y_test"}
     undivided = {"x", "y"} <= set(returned)
     missing = [] if undivided else sorted(required - set(returned))
@@ -228,7 +230,7 @@ def _is_dataset(value: Any) -> bool:
     return hasattr(type(value), "__getitem__") or hasattr(type(value), "__iter__")
 
 
-def _read(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[np.generic], Layout]:
+def _read_items(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[np.generic], Layout]:
     """All inputs ``(n, ...)`` and targets of a map-style dataset, and the layout of its images.
 
     Targets are integers ``(n,)``, or numbers ``(n, K)``.
@@ -261,7 +263,7 @@ def _read(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[np.gen
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             what = f"{len(item)} things" if isinstance(item, (tuple, list)) else type_of(item)
             raise DataError(f"{where}: sample {i} is {what}; expected (input, label)")
-        x, sample_layout = _input(item[0], f"{where}: sample {i}")
+        x, sample_layout = _item_input(item[0], f"{where}: sample {i}")
         if inputs is None:
             inputs, layout = np.empty((count, *x.shape), x.dtype), sample_layout
         if x.shape != inputs.shape[1:] or x.dtype != inputs.dtype:
@@ -270,7 +272,7 @@ def _read(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[np.gen
                 "they must be equal"
             )
         inputs[i] = x
-        target = _target(item[1])
+        target = _item_target(item[1])
         if target is None or (
             targets and (target.shape, target.dtype) != (targets[0].shape, targets[0].dtype)
         ):
@@ -285,7 +287,7 @@ def _read(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[np.gen
     return inputs, np.stack(targets), layout if inputs.ndim == 4 else "auto"
 
 
-def _input(value: Any, where: str) -> tuple[NDArray[np.generic], Layout]:
+def _item_input(value: Any, where: str) -> tuple[NDArray[np.generic], Layout]:
     """The input of one sample, and the layout of its channels, by the conventions of Pillow and PyTorch."""
     if type(value).__module__.startswith("PIL."):
         image = value if value.mode in ("L", "RGB") else value.convert("RGB")
@@ -294,7 +296,7 @@ def _input(value: Any, where: str) -> tuple[NDArray[np.generic], Layout]:
     return array, "chw" if hasattr(value, "detach") else "auto"
 
 
-def _target(value: Any) -> NDArray[np.generic] | None:
+def _item_target(value: Any) -> NDArray[np.generic] | None:
     """The target of one sample: a class, int64 ``()``, or numbers ``(K,)`` float32; None if it is neither."""
     try:
         array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)

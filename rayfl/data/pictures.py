@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Opened = Callable[[], "Image"]
 """Opens an image, without reading its pixels yet."""
 
-_GREY = ("1", "L", "LA", "La")
-_COLOURS = ("P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB", "HSV")
+_GREY_MODES = ("1", "L", "LA", "La")
+_COLOUR_MODES = ("P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB", "HSV")
 
 
 def read_pictures(
@@ -38,9 +38,9 @@ def read_pictures(
     """
     shape: tuple[int, int] | None = None if size is None else (size, size)
     colours = channels == 3
-    for where, opened in pictures:
-        with _open(where, opened) as image:
-            if image.mode not in (*_GREY, *_COLOURS):
+    for where, opener in pictures:
+        with _open(where, opener) as image:
+            if image.mode not in (*_GREY_MODES, *_COLOUR_MODES):
                 raise DataError(f"{where}: has pixels of kind {image.mode!r}; expected 8 bits a channel")
             own_size = (image.height, image.width)
             shape = shape or own_size
@@ -49,7 +49,7 @@ def read_pictures(
                     f"{where}: is {own_size[0]}x{own_size[1]}, the first image is {shape[0]}x{shape[1]}; set "
                     "data.size to scale all"
                 )
-            colours |= channels is None and image.mode in _COLOURS
+            colours |= channels is None and image.mode in _COLOUR_MODES
     assert shape is not None
     needed, free = len(pictures) * (3 if colours else 1) * shape[0] * shape[1], free_memory()
     if 2 * needed > free:
@@ -58,8 +58,8 @@ def read_pictures(
             f"{in_bytes(free)} are free; set a smaller data.size"
         )
     images = np.empty((len(pictures), 3 if colours else 1, *shape), np.uint8)
-    for i, (where, opened) in enumerate(pictures):
-        with _open(where, opened) as image:
+    for i, (where, opener) in enumerate(pictures):
+        with _open(where, opener) as image:
             try:
                 pixels = image.convert("RGB" if colours else "L")
                 if pixels.size != (shape[1], shape[0]):
@@ -71,9 +71,9 @@ def read_pictures(
     return images
 
 
-def _open(where: str, opened: Opened) -> Image:
+def _open(where: str, opener: Opened) -> Image:
     try:
-        return opened()
+        return opener()
     except Exception as error:
         raise _unreadable(where, error) from None
 

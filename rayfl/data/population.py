@@ -17,7 +17,7 @@ from rayfl.data.federation import client_tests, seen_through, split, strata_of
 from rayfl.data.redeal import redeal
 
 Ids = NDArray[np.int64]
-_LAST_RESORT = 1e-9
+_LAST_RESORT_WEIGHT = 1e-9
 """The weight of strata that are used only if all others are exhausted."""
 
 
@@ -41,8 +41,8 @@ class Population:
         maps: the row of ``rows`` through which each client sees its labels ``(N,)``.
         rows: label maps; the first is the identity.
         active: which clients are present ``(N,)``.
-        known: which clients have ever been present ``(N,)``.
-        founded: one key per group, those of the partition first: what the clients of the group have in
+        ever_active: which clients have ever been present ``(N,)``.
+        group_keys: one key per group, those of the partition first: what the clients of the group have in
         common, that is the source of their samples and their row of ``rows`` (:func:`keys_of`).
         names: the user's ids of the clients ``(N,)`` or None.
     """
@@ -55,8 +55,8 @@ class Population:
     maps: Ids
     rows: tuple[tuple[int, ...], ...]
     active: NDArray[np.bool_]
-    known: NDArray[np.bool_]
-    founded: tuple[tuple[object, ...], ...] = ()
+    ever_active: NDArray[np.bool_]
+    group_keys: tuple[tuple[object, ...], ...] = ()
     names: Names | None = None
 
     def everything(self, client: int) -> NDArray[np.int32]:
@@ -65,9 +65,9 @@ class Population:
 
     def came(self, ids: Ids) -> Population:
         """The population after clients ``ids`` have come."""
-        active, known = self.active.copy(), self.known.copy()
-        active[ids] = known[ids] = True
-        return replace(self, active=active, known=known)
+        active, ever_active = self.active.copy(), self.ever_active.copy()
+        active[ids] = ever_active[ids] = True
+        return replace(self, active=active, ever_active=ever_active)
 
     def left(self, ids: Ids) -> Population:
         """The population after clients ``ids`` have left; they keep their samples."""
@@ -94,7 +94,7 @@ class Population:
         relabelled = self.relabelled(ids, labels)
         if self.groups is None:
             return relabelled
-        sources = [self.founded[group][:-1] for group in self.groups[ids].tolist()]
+        sources = [self.group_keys[group][:-1] for group in self.groups[ids].tolist()]
         keys = [(*source, row) for source, row in zip(sources, relabelled.maps[ids].tolist(), strict=True)]
         return relabelled.regrouped(ids, keys)
 
@@ -102,12 +102,12 @@ class Population:
         """The population after clients ``ids`` have moved to the groups with these keys, one per client."""
         if self.groups is None:
             return self
-        groups, founded = self.groups.copy(), list(self.founded)
+        groups, group_keys = self.groups.copy(), list(self.group_keys)
         for client, key in zip(ids.tolist(), keys, strict=True):
-            if key not in founded:
-                founded.append(key)
-            groups[client] = founded.index(key)
-        return replace(self, groups=groups, founded=tuple(founded))
+            if key not in group_keys:
+                group_keys.append(key)
+            groups[client] = group_keys.index(key)
+        return replace(self, groups=groups, group_keys=tuple(group_keys))
 
     def follows(self, ids: Ids, like: Ids, before: Population) -> Population:
         """The population after clients ``ids`` have moved to the groups ``like``; they see labels as most
@@ -132,23 +132,23 @@ class Population:
         test = client_tests(self.samples, new, None, shares.limit, shares.seed, names)
         return replace(
             self,
-            train=_with(self.train, ids, train),
-            validation=_with(self.validation, ids, validation),
-            test=_with(self.test, ids, test),
+            train=_with_lists(self.train, ids, train),
+            validation=_with_lists(self.validation, ids, validation),
+            test=_with_lists(self.test, ids, test),
         )
 
     def federation(self, samples: Samples) -> Federation:
         """The federation of the present clients, with virtual ids of ``samples`` (with all label maps)."""
         maps = None if samples.label_maps is None else self.maps
 
-        def seen(lists: Ragged, count: int) -> Ragged:
-            return _only(lists if maps is None else seen_through(lists, maps, count), self.active)
+        def visible(lists: Ragged, count: int) -> Ragged:
+            return _without_absent(lists if maps is None else seen_through(lists, maps, count), self.active)
 
         return Federation(
             samples,
-            seen(self.train, len(samples.y_train)),
-            seen(self.validation, len(samples.y_train)),
-            seen(self.test, len(samples.y_test)),
+            visible(self.train, len(samples.y_train)),
+            visible(self.validation, len(samples.y_train)),
+            visible(self.test, len(samples.y_test)),
             self.groups,
             self.names,
         )
@@ -182,13 +182,13 @@ class Wish:
         ids: the clients ``(D,)``, ascending.
         classes: new classes for all of them; None: each client draws as many classes as it had, of those that
         it did not have.
-        like: for each client the group whose distribution it gets instead ``(D,)``, or None.
+        target_groups: for each client the group whose distribution it gets instead ``(D,)``, or None.
         reuse: whether samples of other clients may be used.
     """
 
     ids: Ids
     classes: tuple[int, ...] | None
-    like: Ids | None
+    target_groups: Ids | None
     reuse: bool
 
 
@@ -219,8 +219,8 @@ def new_samples(
     for wish, rng in zip(wishes, rngs, strict=True):
         choices = totals if wish.reuse else supply
         for place, client in enumerate(wish.ids.tolist()):
-            if wish.like is not None:
-                group = int(wish.like[place])
+            if wish.target_groups is not None:
+                group = int(wish.target_groups[place])
                 if group not in group_counts:
                     group_counts[group] = np.bincount(
                         strata[_holdings(population, group)], minlength=len(present)
@@ -231,7 +231,9 @@ def new_samples(
             else:
                 old_classes = np.unique(samples.y_train[population.everything(client)])
                 weights.append(
-                    _other_classes(choices, classes, old_classes, 0.0 if wish.reuse else _LAST_RESORT, rng)
+                    _weights_of_other_classes(
+                        choices, classes, old_classes, 0.0 if wish.reuse else _LAST_RESORT_WEIGHT, rng
+                    )
                 )
 
     reuse = np.repeat([wish.reuse for wish in wishes], [len(wish.ids) for wish in wishes])
@@ -241,25 +243,28 @@ def new_samples(
     return [lists[a:b] for a, b in pairwise(bounds)], np.split(short, cuts)
 
 
-def _other_classes(
+def _weights_of_other_classes(
     supply: NDArray[np.int64],
     classes: NDArray[np.int64],
-    had: NDArray[np.int64],
-    rest: float,
+    old_classes: NDArray[np.int64],
+    rest_weight: float,
     rng: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Weights of the strata for a client with the classes ``had``: as many other classes, drawn by supply."""
-    allowed = np.where(np.isin(classes, had), 0, supply).astype(np.float64)
+    """Weights of the strata for a client with ``old_classes``: as many other classes, drawn by supply."""
+    allowed = np.where(np.isin(classes, old_classes), 0, supply).astype(np.float64)
     by_class = np.bincount(classes, weights=allowed)
     available = np.flatnonzero(by_class)
     if not len(available):
         return allowed
     new_classes = rng.choice(
-        available, min(len(had), len(available)), replace=False, p=by_class[available] / by_class.sum()
+        available,
+        min(len(old_classes), len(available)),
+        replace=False,
+        p=by_class[available] / by_class.sum(),
     )
     # Every new class gets an equal share, divided among its sources by supply.
     shares = np.divide(allowed, by_class[classes], out=np.zeros_like(allowed), where=allowed > 0)
-    weights: NDArray[np.float64] = shares * np.where(np.isin(classes, new_classes), 1.0, rest)
+    weights: NDArray[np.float64] = shares * np.where(np.isin(classes, new_classes), 1.0, rest_weight)
     return weights
 
 
@@ -292,7 +297,7 @@ def _unheld(population: Population, giving_back: Ids) -> NDArray[np.bool_]:
     return free
 
 
-def _with(lists: Ragged, ids: Ids, new: Ragged) -> Ragged:
+def _with_lists(lists: Ragged, ids: Ids, new: Ragged) -> Ragged:
     """``lists`` with the lists of ``ids`` replaced."""
     parts = list(lists)
     for client, part in zip(ids.tolist(), new, strict=True):
@@ -300,7 +305,7 @@ def _with(lists: Ragged, ids: Ids, new: Ragged) -> Ragged:
     return Ragged.of(parts)
 
 
-def _only(lists: Ragged, active: NDArray[np.bool_]) -> Ragged:
+def _without_absent(lists: Ragged, active: NDArray[np.bool_]) -> Ragged:
     """``lists``, with empty lists for clients that are not ``active``."""
     if active.all():
         return lists

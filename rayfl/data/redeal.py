@@ -33,7 +33,7 @@ def spread(total: int, weights: NDArray[np.float64], limits: Counts) -> Counts:
     return dealt
 
 
-def most(sizes: Counts, allowed: NDArray[np.bool_], supply: Counts) -> Counts:
+def max_flow_counts(sizes: Counts, allowed: NDArray[np.bool_], supply: Counts) -> Counts:
     """Number of samples of each stratum for every client, so that as few samples as possible are missing.
 
     Computed as a maximum flow from clients to strata (Dinic 1970).
@@ -62,7 +62,7 @@ def most(sizes: Counts, allowed: NDArray[np.bool_], supply: Counts) -> Counts:
 
 
 def redeal(
-    own: Sequence[NDArray[np.integer]],
+    current_lists: Sequence[NDArray[np.integer]],
     weights: NDArray[np.float64],
     strata: NDArray[np.int64],
     free: NDArray[np.bool_],
@@ -76,30 +76,30 @@ def redeal(
     that are not free they share with the clients that have them.
 
     Args:
-        own: the samples that each client has now, D lists.
+        current_lists: the samples that each client has now, D lists.
         weights: proportions of the strata among the new samples of each client ``(D, S)``; zero: none. If a
             stratum has too few free samples (for clients with ``reuse``: too few in total), more are taken
             from the others.
         strata: the stratum of every sample ``(n,)``.
-        free: mask of the samples that no client has ``(n,)``, including those of ``own``.
+        free: mask of the samples that no client has ``(n,)``, including those of ``current_lists``.
         reuse: which clients may also get samples that others have ``(D,)``.
         rng: draws the samples, and the order in which the clients choose.
 
     Returns:
         The new lists, and the number of samples that each client lacks ``(D,)``.
     """
-    sizes = np.array([len(part) for part in own], np.int64)
+    sizes = np.array([len(part) for part in current_lists], np.int64)
     supply = np.bincount(strata[free], minlength=weights.shape[1])
     totals = np.bincount(strata, minlength=weights.shape[1])
     counts = np.zeros(weights.shape, np.int64)
     wanted = counts.copy()
-    order, remaining = rng.permutation(len(own)), supply.copy()
+    order, remaining = rng.permutation(len(current_lists)), supply.copy()
     for client in order[~reuse[order]].tolist():
         counts[client] = spread(int(sizes[client]), weights[client], remaining)
         remaining -= counts[client]
     exclusive = ~reuse
     if (counts[exclusive].sum(axis=1) < sizes[exclusive]).any():
-        best = most(sizes[exclusive], weights[exclusive] > 0, supply)
+        best = max_flow_counts(sizes[exclusive], weights[exclusive] > 0, supply)
         if best.sum() > counts.sum():
             counts[exclusive], remaining = best, supply - best.sum(axis=0)
     for client in order[reuse[order]].tolist():
@@ -107,7 +107,7 @@ def redeal(
         counts[client] = np.minimum(wanted[client], remaining)
         remaining -= counts[client]
 
-    lists = _draw(own, counts, strata, free, rng)
+    lists = _draw(current_lists, counts, strata, free, rng)
     short = sizes - counts.sum(axis=1)
     for client in np.flatnonzero((short > 0) & reuse).tolist():
         extra = wanted[client] - counts[client]
@@ -120,7 +120,7 @@ def redeal(
 
 
 def _draw(
-    own: Sequence[NDArray[np.integer]],
+    current_lists: Sequence[NDArray[np.integer]],
     counts: Counts,
     strata: NDArray[np.int64],
     free: NDArray[np.bool_],
@@ -130,7 +130,7 @@ def _draw(
     available = free.copy()
     lists: list[NDArray[np.int64]] = []
     missing = counts.copy()
-    for client, part in enumerate(own):
+    for client, part in enumerate(current_lists):
         shuffled = rng.permutation(np.asarray(part, np.int64))
         shuffled = shuffled[available[shuffled]]  # not samples that it shares with others
         grouped = shuffled[np.argsort(strata[shuffled], kind="stable")]

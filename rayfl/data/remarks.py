@@ -12,11 +12,11 @@ from rayfl.data.sharded import in_files
 def remarks(federation: Federation) -> list[str]:
     """Lines about inputs, labels and the server's data, for the start of a run."""
     samples = federation.samples
-    checks = (_server, _table, _gaps, _scarce, _unknown)
+    checks = (_server_lines, _table_lines, _label_gap_lines, _rare_label_lines, _unknown_word_lines)
     return [*federation.notes, *(line for check in checks for line in check(samples))]
 
 
-def _server(samples: Samples) -> list[str]:
+def _server_lines(samples: Samples) -> list[str]:
     if samples.x_server is None:
         return []
     return [
@@ -25,7 +25,7 @@ def _server(samples: Samples) -> list[str]:
     ]
 
 
-def _table(samples: Samples) -> list[str]:
+def _table_lines(samples: Samples) -> list[str]:
     """A line on the range of a table's features, and how they are scaled."""
     x, scaling = samples.x_train, samples.scaling
     if x.ndim != 2 or x.dtype.kind != "f" or scaling is None or in_files(x):
@@ -39,7 +39,7 @@ def _table(samples: Samples) -> list[str]:
     return [f"{sizes}{between}; the models take them with one mean and deviation for all (data.normalise)"]
 
 
-def _gaps(samples: Samples) -> list[str]:
+def _label_gap_lines(samples: Samples) -> list[str]:
     """A line on unused numbers below the largest label, if the data have no names of classes."""
     if samples.targets_train is not None or samples.class_names:
         return []
@@ -56,7 +56,7 @@ def _gaps(samples: Samples) -> list[str]:
     ]
 
 
-def _scarce(samples: Samples) -> list[str]:
+def _rare_label_lines(samples: Samples) -> list[str]:
     """Lines on labels with no test samples, or too few for their share of the training data, and on labels
     with no training samples."""
     train, test, strata = strata_of(samples)
@@ -94,7 +94,7 @@ def _more(count: int) -> str:
     return "the only one" if count == 1 else f"the first of {count} such"
 
 
-def _unknown(samples: Samples) -> list[str]:
+def _unknown_word_lines(samples: Samples) -> list[str]:
     """A line on the percentage of words to predict that are not in the vocabulary."""
     targets = samples.targets_test
     if targets is None or UNKNOWN not in samples.vocabulary:

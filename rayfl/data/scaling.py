@@ -12,10 +12,10 @@ from pydantic import Field, ValidationInfo, field_validator
 from rayfl.errors import ConfigError
 from rayfl.settings import Section
 
-_SAMPLED = 10_000
+_LEAST_IMAGES = 10_000
 """Statistics of pixels use at least this many images, evenly spaced (all, if there are fewer than twice as
 many)."""
-_ROWS = 4096
+_ROWS_AT_ONCE = 4096
 """Rows of a table that are converted to float64 at a time."""
 
 
@@ -31,7 +31,7 @@ class GivenScaling(Section):
 
     @field_validator("std")
     @classmethod
-    def _as_many(cls, std: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+    def _check_lengths(cls, std: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
         if len(info.data.get("mean", std)) != len(std):
             raise ValueError(
                 f"mean has {len(info.data['mean'])} numbers, std {len(std)}; give as many of each"
@@ -86,9 +86,9 @@ class Scaling:
         if samples.tokens or not len(x):
             return plain
         if x.ndim == 2 and x.dtype != np.uint8:
-            return cls(plain.factor, *_by_feature(x))
+            return cls(plain.factor, *_feature_statistics(x))
         images = x if x.ndim == 4 else x.reshape(len(x), 1, -1, 1)
-        sample = images[:: max(1, len(x) // _SAMPLED)].astype(np.float64) * plain.factor
+        sample = images[:: max(1, len(x) // _LEAST_IMAGES)].astype(np.float64) * plain.factor
         mean, std = sample.mean(axis=(0, 2, 3)), sample.std(axis=(0, 2, 3))
         constant = sample.min(axis=(0, 2, 3)) == sample.max(axis=(0, 2, 3))
         std = np.where(constant, 1.0, np.maximum(std, 1e-6))
@@ -145,11 +145,11 @@ class Scaling:
         return np.asarray((x * std + mean) / self.factor, np.float64)
 
 
-def _by_feature(x: NDArray[np.generic]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _feature_statistics(x: NDArray[np.generic]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of every column of a table ``(n, D)``."""
     mean = x.mean(axis=0, dtype=np.float64)
     square = np.zeros_like(mean)
-    for start in range(0, len(x), _ROWS):
-        square += ((x[start : start + _ROWS].astype(np.float64) - mean) ** 2).sum(axis=0)
+    for start in range(0, len(x), _ROWS_AT_ONCE):
+        square += ((x[start : start + _ROWS_AT_ONCE].astype(np.float64) - mean) ** 2).sum(axis=0)
     constant = x.min(axis=0) == x.max(axis=0)
     return tuple(mean.tolist()), tuple(np.where(constant, 1.0, np.sqrt(square / len(x))).tolist())

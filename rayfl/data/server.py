@@ -32,7 +32,7 @@ class ServerData(Section):
 
     @field_validator("source")
     @classmethod
-    def _known(cls, source: str) -> str:
+    def _check_source(cls, source: str) -> str:
         by_name = [name for name, dataset_class in DATASETS.items() if not dataset_class.needs_settings()]
         sources = ["dataset", "noise", *by_name]
         if source not in sources:

@@ -26,7 +26,7 @@ _format: Any = np.lib.format  # without types
 
 SUFFIXES = (".npz", ".parquet")
 
-_MOST = 4096
+_MOST_OPEN = 4096
 """Maximum number of open shards. Mapped files take no memory that the system cannot reclaim."""
 
 
@@ -118,24 +118,26 @@ class ShardedArray:
             self._kept.clear()
             self._held = 0
 
-    def _check_finite(self, found: NDArray[Any], of: NDArray[np.integer]) -> None:
+    def _check_finite(self, rows: NDArray[Any], shard_of: NDArray[np.integer]) -> None:
         """Refuse NaN and infinity; arrays in memory are checked when they are loaded.
 
         Args:
-            found: rows ``(n, ...)``.
-            of: the shard of each ``(n,)``.
+            rows: ``(n, ...)``.
+            shard_of: the shard of each ``(n,)``.
 
         Raises:
             DataError
         """
-        if found.dtype.kind != "f":
+        if rows.dtype.kind != "f":
             return
         with np.errstate(all="ignore"):  # a sum is cheap, but may overflow for finite rows
-            if np.isfinite(found.sum()):
+            if np.isfinite(rows.sum()):
                 return
-        bad = np.flatnonzero(~np.isfinite(found).reshape(len(found), -1).all(axis=1))
+        bad = np.flatnonzero(~np.isfinite(rows).reshape(len(rows), -1).all(axis=1))
         if len(bad):
-            raise DataError(f"{self.paths[of[bad[0]]]}: x holds NaN or infinity; every value must be finite")
+            raise DataError(
+                f"{self.paths[shard_of[bad[0]]]}: x holds NaN or infinity; every value must be finite"
+            )
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         return self.take(np.arange(len(self))[key])
@@ -166,7 +168,7 @@ class ShardedArray:
         rows = np.asarray(rows).reshape(expected)
         self._kept[shard] = rows, held_bytes
         self._held += held_bytes
-        while len(self._kept) > 1 and (self._held > self.cache or len(self._kept) > _MOST):
+        while len(self._kept) > 1 and (self._held > self.cache or len(self._kept) > _MOST_OPEN):
             self._held -= self._kept.popitem(last=False)[1][1]
         return rows
 
@@ -201,7 +203,7 @@ def read(path: Path, name: str, group: int | None = None) -> NDArray[Any]:
     """
     try:
         if path.suffix == ".parquet":
-            return _column(path, name, group)
+            return _parquet_column(path, name, group)
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             member = archive.getinfo(f"{name}.npy")
             if member.compress_type != zipfile.ZIP_STORED:
@@ -245,7 +247,7 @@ def _unreadable(path: Path, error: Exception) -> DataError:
     return DataError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})")
 
 
-def in_order(paths: Iterable[Path]) -> list[Path]:
+def by_number(paths: Iterable[Path]) -> list[Path]:
     """Sort files by the numbers in their names: train-2 before train-10."""
     return sorted(paths, key=lambda path: (re.sub(r"\d+", lambda n: n[0].zfill(20), path.name), path.name))
 
@@ -301,17 +303,17 @@ def groups_of(path: Path, rows: int) -> tuple[NDArray[np.integer], list[int]]:
 
 def _footer(path: Path) -> Any:
     """The metadata of a Parquet file."""
-    return _footer_of(path, path.stat().st_mtime_ns)
+    return _cached_footer(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(64)
-def _footer_of(path: Path, changed: int) -> Any:
+def _cached_footer(path: Path, changed: int) -> Any:
     import pyarrow.parquet as pq
 
     return pq.read_metadata(path)
 
 
-_FIRST = 256
+_FIRST_ROWS = 256
 """Number of rows of a Parquet file that are read to find the length of a row."""
 
 
@@ -329,8 +331,8 @@ def _rows_of_parquet(path: Path) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
         return 0, (0,), np.dtype(np.uint8)
     # buffer_size: read page by page; without it the whole column of a row group would be read.
     with pq.ParquetFile(path, metadata=footer, buffer_size=1 << 16) as file:
-        batch = next(file.iter_batches(_FIRST, columns=["x"], use_threads=False))
-    first = _matrix(path, "x", pa.chunked_array([batch.column(0)]))
+        batch = next(file.iter_batches(_FIRST_ROWS, columns=["x"], use_threads=False))
+    first = _from_arrow(path, "x", pa.chunked_array([batch.column(0)]))
     row_length = math.prod(first.shape[1:])
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
@@ -352,16 +354,16 @@ def _is_mapped(path: Path) -> bool:
         return False
 
 
-def _column(path: Path, name: str, group: int | None) -> NDArray[Any]:
+def _parquet_column(path: Path, name: str, group: int | None) -> NDArray[Any]:
     import pyarrow.parquet as pq
 
     if group is None:
-        return _matrix(path, name, pq.read_table(path, columns=[name])[name])
+        return _from_arrow(path, name, pq.read_table(path, columns=[name])[name])
     with pq.ParquetFile(path, metadata=_footer(path)) as file:
-        return _matrix(path, name, file.read_row_group(group, columns=[name])[name])
+        return _from_arrow(path, name, file.read_row_group(group, columns=[name])[name])
 
 
-def _matrix(path: Path, name: str, chunks: Any) -> NDArray[Any]:
+def _from_arrow(path: Path, name: str, chunks: Any) -> NDArray[Any]:
     """Convert an Arrow column to an array ``(n,)``, or ``(n, D)`` if it consists of lists of numbers.
 
     Raises:
@@ -391,13 +393,13 @@ def _checksum(path: Path) -> str:
         with zipfile.ZipFile(path) as archive:
             return " ".join(f"{member.filename} {member.CRC:08x}" for member in archive.infolist())
     size, digest = path.stat().st_size, hashlib.sha256()
-    places = range(0, size, max(_PART, size // _PARTS))
+    places = range(0, size, max(_PART_BYTES, size // _MOST_PARTS))
     with path.open("rb") as file:
-        for place in (*places, max(0, size - _PART)):  # the last part holds the footer
+        for place in (*places, max(0, size - _PART_BYTES)):  # the last part holds the footer
             file.seek(place)
-            digest.update(file.read(_PART))
+            digest.update(file.read(_PART_BYTES))
     return digest.hexdigest()
 
 
-_PART, _PARTS = 1 << 16, 1 << 12
+_PART_BYTES, _MOST_PARTS = 1 << 16, 1 << 12
 """The checksum of a Parquet file of up to 256 MB covers all of it; of larger ones, 4,096 parts of 64 kB."""

@@ -64,10 +64,10 @@ def read_table(path: Path, text: bool = False, ids: Collection[str] = ()) -> pd.
     if not len(frame):
         raise DataError(f"{path}: has no rows")
     frame.columns = [str(name).strip() for name in frame.columns]
-    return frame if text or path.suffix == ".parquet" else _with_ids(frame, path, ids)
+    return frame if text or path.suffix == ".parquet" else _ids_as_text(frame, path, ids)
 
 
-def _with_ids(frame: pd.DataFrame, path: Path, ids: Collection[str]) -> pd.DataFrame:
+def _ids_as_text(frame: pd.DataFrame, path: Path, ids: Collection[str]) -> pd.DataFrame:
     """The table with the columns ``ids`` as text, except columns of whole numbers written as floats: pandas
     writes ``7.0`` if a column also has empty cells.
     """
@@ -169,12 +169,12 @@ def require(frame: pd.DataFrame, columns: tuple[str, ...], where: str) -> None:
     """
     for name in columns:
         if name not in frame:
-            has = ", ".join(map(str, frame.columns[:_SHOWN]))
-            has += ", ..." if len(frame.columns) > _SHOWN else ""
+            has = ", ".join(map(str, frame.columns[:_MOST_SHOWN]))
+            has += ", ..." if len(frame.columns) > _MOST_SHOWN else ""
             close = nearest(name, map(str, frame.columns))
             near = f"; {close}" if close.startswith("did") else ""
             raise DataError(f"{where}: has no column {name!r}, only {has}{near}")
 
 
-_SHOWN = 8
+_MOST_SHOWN = 8
 """Maximum number of columns named in a message."""

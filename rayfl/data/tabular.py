@@ -27,7 +27,7 @@ MOST_VALUES = 1000
 """A column with more distinct texts is not a category."""
 _NAMELESS = re.compile(r"Unnamed: \d+")
 """The name that pandas gives a column without a name."""
-_LONGEST = 200
+_LONGEST_ID = 200
 """Maximum characters of a value that may be the id of a client."""
 
 
@@ -71,19 +71,19 @@ class Encoded:
     columns: dict[str, NDArray[np.str_]]
     targets: NDArray[np.float32] | None = None
 
-    def part(self, rows: NDArray[np.bool_], others: NDArray[np.bool_]) -> dict[str, Column]:
-        """The columns by name, for training samples ``rows`` and test samples ``others``, masks ``(n,)``."""
-        return {name: column_of(values[rows], values[others]) for name, values in self.columns.items()}
+    def part(self, train: NDArray[np.bool_], test: NDArray[np.bool_]) -> dict[str, Column]:
+        """The columns by name, for training samples ``train`` and test samples ``test``, masks ``(n,)``."""
+        return {name: column_of(values[train], values[test]) for name, values in self.columns.items()}
 
 
-def encode(frame: pd.DataFrame, roles: Roles, where: str, at: Place) -> Encoded:
+def encode(frame: pd.DataFrame, roles: Roles, where: str, place: Place) -> Encoded:
     """Convert a table to features and classes.
 
     Args:
         frame: training and test samples together, a row each.
         roles: of its columns.
         where: the table, for errors.
-        at: returns the place of a row, for errors.
+        place: returns the place of a row, for errors.
 
     Raises:
         DataError: if a column is missing or contains something invalid: one line with the row.
@@ -105,12 +105,12 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, at: Place) -> Encoded:
     misplaced = set(roles.categorical or ()) - set(names)
     if misplaced:
         raise DataError(f"{where}: column {min(misplaced)!r} is the label or excluded, and no category")
-    targets = None if roles.label is not None else _targets(frame, roles.targets, at)
+    targets = None if roles.label is not None else _targets(frame, roles.targets, place)
     y: NDArray[np.int64] = np.zeros(len(frame), np.int64)
     class_names: tuple[str, ...] = ()
     if roles.label is not None:
-        y, class_names = labels_of(frame[roles.label], f"column {roles.label!r}", at)
-    features = [_feature(frame[name], name, roles, at) for name in names]
+        y, class_names = labels_of(frame[roles.label], f"column {roles.label!r}", place)
+    features = [_feature(frame[name], name, roles, place) for name in names]
     width = sum(1 if values is None else len(values) for _, values in features)
     needed, free = 4 * width * len(frame), free_memory()
     if 2 * needed > free:
@@ -131,53 +131,55 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, at: Place) -> Encoded:
     return Encoded(x, y, class_names, id_columns, targets)
 
 
-def _numbers(column: pd.Series) -> bool:
+def _is_numeric(column: pd.Series) -> bool:
     import pandas as pd
 
     return bool(pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column))
 
 
-def known_values(frame: pd.DataFrame, known: pd.DataFrame, roles: Roles, at: Place) -> pd.DataFrame:
+def known_values(frame: pd.DataFrame, run_rows: pd.DataFrame, roles: Roles, place: Place) -> pd.DataFrame:
     """Convert rows of another table to the types of a known one, which must have all their categories.
 
     Args:
-        frame: with the columns of ``known``.
-        known: the rows by which values are numbered.
+        frame: with the columns of ``run_rows``.
+        run_rows: the rows by which values are numbered.
         roles: of the columns.
-        at: returns the place of a row of ``frame``, for errors.
+        place: returns the place of a row of ``frame``, for errors.
 
     Raises:
-        DataError: if a cell is empty, or has a class or category that is not in ``known``: one line with the
-            row.
+        DataError: if a cell is empty, or has a class or category that is not in ``run_rows``: one line with
+            the row.
     """
     import pandas as pd
 
     columns = {}
     for name in frame.columns:
-        new, old = frame[name], known[name]
+        new, old = frame[name], run_rows[name]
         missing = np.flatnonzero(new.isna())
         if len(missing):
-            raise DataError(f"{at(missing[0])}: column {name!r} is empty")
-        if _numbers(old) and not _numbers(new):
+            raise DataError(f"{place(missing[0])}: column {name!r} is empty")
+        if _is_numeric(old) and not _is_numeric(new):
             wrong = np.flatnonzero(pd.to_numeric(new, errors="coerce").isna())
             if len(wrong):
                 value = str(new.iloc[wrong[0]])[:40]
-                raise DataError(f"{at(wrong[0])}: column {name!r} is {value!r}; expected a number")
+                raise DataError(f"{place(wrong[0])}: column {name!r} is {value!r}; expected a number")
             new = pd.to_numeric(new)
-        if _numbers(old) and name != roles.label and name not in (roles.categorical or ()):
+        if _is_numeric(old) and name != roles.label and name not in (roles.categorical or ()):
             columns[name] = new
             continue
-        if not _numbers(old):
+        if not _is_numeric(old):
             new, old = new.astype(str), old.astype(str)
         unknown = np.flatnonzero(~new.isin(old.unique()))
         if len(unknown):
             value = str(new.iloc[unknown[0]])[:40]
-            raise DataError(f"{at(unknown[0])}: column {name!r} is {value!r}, which the run's table has not")
+            raise DataError(
+                f"{place(unknown[0])}: column {name!r} is {value!r}, which the run's table has not"
+            )
         columns[name] = new.astype(old.dtype)
     return pd.DataFrame(columns)
 
 
-def _targets(frame: pd.DataFrame, names: Sequence[str], at: Place) -> NDArray[np.float32]:
+def _targets(frame: pd.DataFrame, names: Sequence[str], place: Place) -> NDArray[np.float32]:
     """Columns of numbers to predict ``(n, K)``.
 
     Raises:
@@ -186,15 +188,17 @@ def _targets(frame: pd.DataFrame, names: Sequence[str], at: Place) -> NDArray[np
 
     for name in names:
         column = frame[name]
-        if not _numbers(column):
-            raise DataError(f"{at(0)}: column {name!r} holds {str(column.iloc[0])[:40]!r}; expected a number")
+        if not _is_numeric(column):
+            raise DataError(
+                f"{place(0)}: column {name!r} holds {str(column.iloc[0])[:40]!r}; expected a number"
+            )
         wild = np.flatnonzero(~np.isfinite(column.to_numpy(np.float32, na_value=np.nan)))
         if len(wild):
-            raise DataError(f"{at(wild[0])}: column {name!r} is {column.iloc[wild[0]]}; expected a number")
+            raise DataError(f"{place(wild[0])}: column {name!r} is {column.iloc[wild[0]]}; expected a number")
     return np.ascontiguousarray(frame[list(names)].to_numpy(np.float32))
 
 
-def labels_of(column: pd.Series, what: str, at: Place) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def labels_of(column: pd.Series, what: str, place: Place) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Number the labels ``(n,)``, and return the classes' names: whole numbers by value, others as text.
 
     Raises:
@@ -204,14 +208,14 @@ def labels_of(column: pd.Series, what: str, at: Place) -> tuple[NDArray[np.int64
 
     missing = np.flatnonzero(column.isna())
     if len(missing):
-        raise DataError(f"{at(missing[0])}: {what} has no label")
+        raise DataError(f"{place(missing[0])}: {what} has no label")
     values = column.to_numpy()
     if values.dtype.kind == "f":
         fractions = np.flatnonzero(~(np.isfinite(values) & (values == np.floor(values))))
         if len(fractions):
             row = fractions[0]
             raise DataError(
-                f"{at(row)}: {what} is {values[row]:g}; a label is a class: a whole number or text"
+                f"{place(row)}: {what} is {values[row]:g}; a label is a class: a whole number or text"
             )
         values = values.astype(np.int64)
     if values.dtype.kind in "iu":
@@ -222,10 +226,11 @@ def labels_of(column: pd.Series, what: str, at: Place) -> tuple[NDArray[np.int64
         names = in_order([str(each) for each in ids])
         y = pd.Index(names).get_indexer(pd.Index(ids))[codes]
     if len(names) < 2:
-        raise DataError(f"{at(0)}: {what} is {names[0]!r} in all rows; expected two classes or more")
+        raise DataError(f"{place(0)}: {what} is {names[0]!r} in all rows; expected two classes or more")
     if 2 * len(names) > max(len(values), 4):
         raise DataError(
-            f"{at(0)}: {what} has {len(names):,} different values in {len(values):,} rows; a label is a class"
+            f"{place(0)}: {what} has {len(names):,} different values in {len(values):,} rows; "
+            "a label is a class"
         )
     return y.astype(np.int64), tuple(names)
 
@@ -236,44 +241,44 @@ def as_text(column: pd.Series) -> NDArray[np.str_] | None:
     if values.dtype.kind == "f" and bool((np.isnan(values) | (values == np.floor(values))).all()):
         column = column.astype("Int64")  # whole numbers and missing values
     text = column.astype(object).where(column.notna(), "").astype(str).str.strip()
-    return None if len(text) and text.str.len().max() > _LONGEST else text.to_numpy().astype(str)
+    return None if len(text) and text.str.len().max() > _LONGEST_ID else text.to_numpy().astype(str)
 
 
 def _feature(
-    column: pd.Series, name: str, roles: Roles, at: Place
+    column: pd.Series, name: str, roles: Roles, place: Place
 ) -> tuple[NDArray[np.generic], list[str] | None]:
     """The numbers of a feature ``(n,)`` and None; or the index of each row's category, and the categories."""
     import pandas as pd
 
     missing = np.flatnonzero(column.isna())
     if len(missing):
-        raise DataError(f"{at(missing[0])}: column {name!r} is empty; fill it in, or exclude the column")
+        raise DataError(f"{place(missing[0])}: column {name!r} is empty; fill it in, or exclude the column")
     categorical = roles.categorical is not None and name in roles.categorical
-    if _numbers(column) and not categorical:
+    if _is_numeric(column) and not categorical:
         with np.errstate(over="ignore"):
             values = column.to_numpy().astype(np.float32)
         wild = np.flatnonzero(~np.isfinite(values))
         if len(wild):
             raise DataError(
-                f"{at(wild[0])}: column {name!r} is {column.iloc[wild[0]]}; expected a finite float32"
+                f"{place(wild[0])}: column {name!r} is {column.iloc[wild[0]]}; expected a finite float32"
             )
         return values, None
     if pd.api.types.is_datetime64_any_dtype(column):
-        raise DataError(f"{at(0)}: column {name!r} holds times; exclude it, or make numbers of them")
+        raise DataError(f"{place(0)}: column {name!r} holds times; exclude it, or make numbers of them")
     if not categorical:
         if roles.categorical is not None:
-            raise DataError(f"{at(0)}: column {name!r} holds text; add it to categorical, or exclude it")
+            raise DataError(f"{place(0)}: column {name!r} holds text; add it to categorical, or exclude it")
         numbers = pd.to_numeric(column, errors="coerce").isna().to_numpy()
         if 2 * numbers.sum() < len(numbers):
             row = int(np.flatnonzero(numbers)[0]) if numbers.any() else 0
             raise DataError(
-                f"{at(row)}: column {name!r} is {str(column.iloc[row])[:40]!r}, where most rows have "
+                f"{place(row)}: column {name!r} is {str(column.iloc[row])[:40]!r}, where most rows have "
                 "numbers; correct it, or name the categorical columns"
             )
     codes, ids = pd.factorize(column.astype(str))
     if len(ids) > MOST_VALUES:
         raise DataError(
-            f"{at(0)}: column {name!r} has {len(ids):,} different values, at most {MOST_VALUES:,} can be "
+            f"{place(0)}: column {name!r} has {len(ids):,} different values, at most {MOST_VALUES:,} can be "
             "one-hot; exclude it"
         )
     values_in_order = in_order([str(each) for each in ids])

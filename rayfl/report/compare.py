@@ -434,7 +434,7 @@ def _trade_off(comparison: Comparison) -> Section | None:
         accuracy, up, down = (group.interval(c) for c in ("accuracy_mean", "bytes_up", "bytes_down"))
         if not (accuracy.n and up.n and down.n):
             continue
-        low, high = (accuracy.low, accuracy.high) if accuracy.known else (None, None)
+        low, high = (accuracy.low, accuracy.high) if accuracy.bounded else (None, None)
         values = {"accuracy": accuracy.mean, "low": low, "high": high, "bytes": round(up.mean + down.mean)}
         lines.append(Line(group.name, {name: [value] for name, value in values.items()}))
     if len(lines) < 2:
@@ -551,7 +551,7 @@ def _each_run(comparison: Comparison) -> Section | None:
 def _percent(group: Group, column: str) -> str:
     """The mean with half of its interval over seeds, which a single run does not have."""
     interval = group.interval(column)
-    error = interval.half if interval.known else None
+    error = interval.half if interval.bounded else None
     return uncertain(interval.mean, error, group.estimated and column != "accuracy_mean_max")
 
 
@@ -564,7 +564,7 @@ def _decimals(digits: int) -> Callable[[Group, str], str]:
     def written(group: Group, column: str) -> str:
         interval = group.interval(column)
         text = number(interval.mean, digits)
-        return f"{text} ± {number(interval.half, digits)}" if interval.known and text != UNKNOWN else text
+        return f"{text} ± {number(interval.half, digits)}" if interval.bounded and text != UNKNOWN else text
 
     return written
 

@@ -338,7 +338,7 @@ class _Written:
         """Extend the file to contain ``rows``, of which it already has the first ``lines``. Any other
         contents are removed; a damaged file is written again.
         """
-        files.cut(path, self.bytes)
+        files.truncate(path, self.bytes)
         lines = _lines(rows[self.lines :])
         longer = self._followed(lines)
         if self._is_intact(path, longer.bytes):

@@ -98,7 +98,7 @@ class Judgement:
 
     def to_dict(self) -> dict[str, Any]:
         """For ``claims.json``."""
-        bounded = self.interval.known
+        bounded = self.interval.bounded
         return {
             "claim": self.statement.text,
             **({"at": dict(self.point)} if self.point else {}),
@@ -335,7 +335,7 @@ def judge(statement: Statement, point: Point, values: Values) -> Judgement:
         return Judgement(statement, point, interval, "undecided", "no runs")
     if incomplete or np.isnan(sums).any():
         return Judgement(statement, point, interval, "undecided", "some runs have no such number")
-    if not interval.known:
+    if not interval.bounded:
         return Judgement(statement, point, interval, "undecided", "one seed has no interval")
     verdict = _verdict(statement, interval)
     return Judgement(

@@ -217,7 +217,7 @@ def curves_of(
         rows = []
         for number, group in pd.concat(tables).groupby("round"):
             interval = mean_interval(group[column])
-            bounds = (interval.low, interval.high) if interval.known else (np.nan, np.nan)
+            bounds = (interval.low, interval.high) if interval.bounded else (np.nan, np.nan)
             rows.append((1 + int(str(number)), float(group["sent"].mean()), interval.mean, *bounds))
         if rows:
             yield label, pd.DataFrame(rows, columns=["round", "bytes", "mean", "low", "high"])
@@ -342,7 +342,7 @@ def _draw_pareto(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
     unit, scale = byte_unit(max(sent for sent, _ in places.values()))
     labels = list(results.study.methods)
     for label, (sent, accuracy) in places.items():
-        error = accuracy.half if accuracy.known else None
+        error = accuracy.half if accuracy.bounded else None
         color, _, marker = _method_style(labels.index(label))
         name = _escaped(label)
         axes.errorbar(sent / scale, accuracy.mean, error, fmt=marker, markersize=4, color=color, label=name)

@@ -198,10 +198,10 @@ def _numbers(results: Results) -> Section | None:
             if not any(interval.n for interval in intervals.values()):
                 continue
             bounds = None
-            if any(interval.known for interval in intervals.values()):
+            if any(interval.bounded for interval in intervals.values()):
                 bounds = (
-                    [interval.low if interval.known else None for interval in intervals.values()],
-                    [interval.high if interval.known else None for interval in intervals.values()],
+                    [interval.low if interval.bounded else None for interval in intervals.values()],
+                    [interval.high if interval.bounded else None for interval in intervals.values()],
                 )
             name = title_of(column) + (f", {_point_name(point)}" if several else "")
             values = [interval.mean if interval.n else None for interval in intervals.values()]
@@ -231,7 +231,7 @@ def _trade_off(results: Results) -> Section | None:
                 results.interval(label, point, c) for c in ("accuracy_mean", "bytes_up", "bytes_down")
             )
             if accuracy.n and up.n and down.n:
-                low, high = (accuracy.low, accuracy.high) if accuracy.known else (None, None)
+                low, high = (accuracy.low, accuracy.high) if accuracy.bounded else (None, None)
                 sent = round(up.mean + down.mean)
                 values = {"accuracy": accuracy.mean, "low": low, "high": high, "bytes": sent}
                 lines.append(Line(label, {name: [value] for name, value in values.items()}))

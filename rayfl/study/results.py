@@ -452,6 +452,6 @@ def cell(interval: Interval, column: str, seeds: int = 0) -> str:
         return UNKNOWN
     form = written(column)
     fewer = f" ({interval.n} of {seeds})" if interval.n < seeds else ""
-    if not interval.known or interval.half == 0:
+    if not interval.bounded or interval.half == 0:
         return form(interval.mean) + fewer
     return f"{form(interval.mean)} ± {form(interval.half)}{fewer}"

@@ -246,7 +246,7 @@ def claim_lines(judgements: Sequence[Judgement]) -> list[str]:
     for judgement in judgements:
         at = "".join(f", {spoken(axis, name)}" for axis, name in judgement.point.items())
         value, between = _value_and_interval(judgement)
-        bounds = f" ({between})" * judgement.interval.known
+        bounds = f" ({between})" * judgement.interval.bounded
         why = f"; {judgement.why}" * bool(judgement.why)
         lines.append(f"{judgement.verdict:<10} {judgement.statement.text}{at}: {value}{bounds}{why}")
     return lines
@@ -256,7 +256,7 @@ def _value_and_interval(judgement: Judgement) -> tuple[str, str]:
     """The value of a claim and its interval with their units: ``11.02 points``, ``9.80 to 12.24 points``."""
     interval, unit = judgement.interval, unit_of(judgement.statement)
     value = amount(interval.mean, unit) if interval.n else UNKNOWN
-    return value, amounts(interval.low, interval.high, unit) if interval.known else UNKNOWN
+    return value, amounts(interval.low, interval.high, unit) if interval.bounded else UNKNOWN
 
 
 def unit_of(statement: Statement) -> str:
@@ -300,8 +300,8 @@ def tidy(results: Results) -> pd.DataFrame:
                     **point,
                     "column": column,
                     "mean": interval.mean,
-                    "low": interval.low if interval.known else None,
-                    "high": interval.high if interval.known else None,
+                    "low": interval.low if interval.bounded else None,
+                    "high": interval.high if interval.bounded else None,
                     "seeds": interval.n,
                     "published": published[0] if published else None,
                 }

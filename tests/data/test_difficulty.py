@@ -159,16 +159,16 @@ def test_classes_that_an_expert_has_never_seen() -> None:
 
 def test_losses_of_large_data_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "new"))
-    monkeypatch.setattr(_expert, "_WORTH_KEEPING", 100)
+    monkeypatch.setattr(_expert, "_LEAST_CACHED", 100)
     samples, _ = blobs()
     losses = expert_losses(samples, "logistic")
     (file,) = (tmp_path / "new").iterdir()
     assert file.name.startswith("difficulty-logistic-")
-    monkeypatch.setattr(_expert, "_losses", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(_expert, "_compute_losses", lambda *_: pytest.fail("computed again"))
     np.testing.assert_array_equal(losses, expert_losses(samples, "logistic"))
     monkeypatch.undo()
     monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "new"))
-    monkeypatch.setattr(_expert, "_WORTH_KEEPING", 100)
+    monkeypatch.setattr(_expert, "_LEAST_CACHED", 100)
     file.write_bytes(b"broken")
     np.testing.assert_array_equal(losses, expert_losses(samples, "logistic"))
     np.testing.assert_array_equal(np.load(file), losses)
@@ -181,11 +181,11 @@ def test_kept_losses_of_another_scikit_learn_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAYFL_DATA", str(tmp_path))
-    monkeypatch.setattr(_expert, "_WORTH_KEEPING", 100)
+    monkeypatch.setattr(_expert, "_LEAST_CACHED", 100)
     samples, _ = blobs()
     losses = expert_losses(samples, "logistic")
     monkeypatch.setattr(_expert, "version", lambda name: "0.1")
-    monkeypatch.setattr(_expert, "_losses", lambda *_: losses + 1)
+    monkeypatch.setattr(_expert, "_compute_losses", lambda *_: losses + 1)
     np.testing.assert_array_equal(expert_losses(samples, "logistic"), losses + 1)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl.data.redeal import most, redeal, spread
+from rayfl.data.redeal import max_flow_counts, redeal, spread
 
 
 def test_spread_by_hand() -> None:
@@ -38,7 +38,7 @@ def test_spread_deals_all_there_is_room_for(total: int, places: list[tuple[float
 def test_most_by_hand() -> None:
     # Client 0 may have both strata, client 1 the first only: so client 0 must take the second.
     allowed = np.array([[True, True], [True, False]])
-    assert most(np.array([3, 3]), allowed, np.array([3, 3])).tolist() == [[0, 3], [3, 0]]
+    assert max_flow_counts(np.array([3, 3]), allowed, np.array([3, 3])).tolist() == [[0, 3], [3, 0]]
 
 
 @settings(max_examples=60, deadline=None)
@@ -55,7 +55,7 @@ def test_most_is_the_maximum(data: st.DataObject) -> None:
             )
         )
     )
-    flow = most(sizes, allowed, supply)
+    flow = max_flow_counts(sizes, allowed, supply)
     assert (flow >= 0).all()
     assert not flow[~allowed].any()
     assert (flow.sum(axis=1) <= sizes).all()

@@ -358,8 +358,8 @@ def test_the_checksum_of_parquet_sees_its_samples(
     """The end of the file holds only what is where, which stays the same when samples are permuted."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     if large:  # than what is read whole
-        monkeypatch.setattr(sharded, "_PART", 1 << 12)
-        monkeypatch.setattr(sharded, "_PARTS", 8)
+        monkeypatch.setattr(sharded, "_PART_BYTES", 1 << 12)
+        monkeypatch.setattr(sharded, "_MOST_PARTS", 8)
     values, found = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8), []
     for order in (slice(None), slice(None, None, -1)):
         pq.write_table(pa.table({"x": values[order]}), tmp_path / "a.parquet", compression="none")

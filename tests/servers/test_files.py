@@ -276,7 +276,7 @@ def test_a_damaged_table_is_written_again_and_all_checkpoints_are_sound(
     elif damage == "longer":
         files.append(table, "half a li")
     elif damage == "shorter":
-        files.cut(table, 100)
+        files.truncate(table, 100)
     else:
         table.unlink()
     _checkpoint(24).save(tmp_path, keep=3)

@@ -68,7 +68,7 @@ class TorchvisionDataset(ImageDataset):
 
     @override
     def available(self, root: Path) -> bool:
-        return self._stored(root).is_file() or all((root / file).is_file() for file in self.layout())
+        return self._npz_path(root).is_file() or all((root / file).is_file() for file in self.layout())
 
     @override
     def load(self, root: Path) -> Samples:
@@ -77,8 +77,8 @@ class TorchvisionDataset(ImageDataset):
                 f"dataset {self.stem()} is not in {root} (neither {self.stem()}.npz nor {self.layout()[0]}); "
                 f"download it with `rayfl prepare {self.name}` or use {_OFFLINE}"
             )
-        if self._stored(root).is_file():
-            samples = read_npz(self._stored(root), self.stem())
+        if self._npz_path(root).is_file():
+            samples = read_npz(self._npz_path(root), self.stem())
         else:
             try:
                 samples = self._read(root, download=False)
@@ -117,15 +117,15 @@ class TorchvisionDataset(ImageDataset):
                     _network_timeout(_NETWORK_TIMEOUT_S),
                 ):
                     for variant in missing:
-                        write_npz(variant._stored(root), variant._read(Path(scratch), download=True))
-        except _failures() as error:
+                        write_npz(variant._npz_path(root), variant._read(Path(scratch), download=True))
+        except _torchvision_errors() as error:
             raise DataError(
                 f"dataset {self.name} could not be downloaded to {root} ({one_line(error)}); "
                 f"without a network use {_OFFLINE}"
             ) from error
         return f"{self.name}: downloaded to {root}"
 
-    def _stored(self, root: Path) -> Path:
+    def _npz_path(self, root: Path) -> Path:
         return root / f"{self.stem()}.npz"
 
     def _read(self, root: Path, download: bool) -> Samples:
@@ -142,7 +142,7 @@ class TorchvisionDataset(ImageDataset):
         return Samples(self.stem(), x_train, y_train, x_test, y_test, len(names), class_names=names)
 
 
-def _failures() -> tuple[type[Exception], ...]:
+def _torchvision_errors() -> tuple[type[Exception], ...]:
     """The exceptions that torchvision's download and readers raise when the network or a file fails."""
     from http.client import HTTPException
 

@@ -26,12 +26,12 @@ from rayfl.random import generator
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 PADDING = "<padding>"
 
-_LABELS = ("label", "class", "class index", "topic")
-_TEXTS = ("title", "description", "content", "text")
+_LABEL_COLUMNS = ("label", "class", "class index", "topic")
+_TEXT_COLUMNS = ("title", "description", "content", "text")
 _EXPECTED = f"expected topics 1 to {len(TOPICS)}, then texts, or a header with label and content"
 _ENTITY = re.compile(r"(?<![&\w])(#\d+|quot|amp|lt|gt|nbsp);")
 _TAG = re.compile(r"<[^<>]*>")
-_TORN = re.compile(r" '(s|t|d|m|re|ve|ll)\b")
+_TORN_APOSTROPHE = re.compile(r" '(s|t|d|m|re|ve|ll)\b")
 _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|\d+(?:[.,]\d+)*|[^\w\s]")
 
 
@@ -78,11 +78,11 @@ class AgNews(Dataset):
 
     @override
     def available(self, root: Path) -> bool:
-        return all(len(_found(root, part)) == 1 for part in ("train", "test"))
+        return all(len(_part_files(root, part)) == 1 for part in ("train", "test"))
 
     @override
     def own_files(self, root: Path) -> list[Path]:
-        return [path for part in ("train", "test") for path in _found(root, part)]
+        return [path for part in ("train", "test") for path in _part_files(root, part)]
 
     @override
     def prepare(self, root: Path) -> str:
@@ -119,7 +119,7 @@ class AgNews(Dataset):
 
     def _read(self, root: Path, part: str, count: int | None) -> tuple[list[list[str]], NDArray[np.int64]]:
         """The words and the topic of ``count`` articles (or all), in the order of the file."""
-        files = _found(root, part)
+        files = _part_files(root, part)
         if not files:
             raise DataError(f"dataset {self.name} is not in {root}; {_remedy(root)}")
         if len(files) > 1:
@@ -146,7 +146,7 @@ def tokenise(text: str) -> list[str]:
     """
     text = html.unescape(_ENTITY.sub(r"&\1;", text))
     text = _TAG.sub(" ", html.unescape(text)).replace("\\", " ").lower()
-    return _WORD.findall(_TORN.sub(r"'\1", text))
+    return _WORD.findall(_TORN_APOSTROPHE.sub(r"'\1", text))
 
 
 def most_frequent(articles: Sequence[Sequence[str]], count: int) -> list[str]:
@@ -206,14 +206,14 @@ def _columns(path: Path, row: list[str]) -> tuple[int, list[int], int]:
     if row[0].strip().isdigit() and len(row) > 1:
         return 0, list(range(1, len(row))), 0
     names = [name.strip().lower() for name in row]
-    labels = [i for i, name in enumerate(names) if name in _LABELS]
-    texts = [i for i, name in enumerate(names) if name in _TEXTS]
+    labels = [i for i, name in enumerate(names) if name in _LABEL_COLUMNS]
+    texts = [i for i, name in enumerate(names) if name in _TEXT_COLUMNS]
     if len(labels) != 1 or not texts:
         raise DataError(f"{path}: its columns are {', '.join(names)[:60]}; {_EXPECTED}")
     return labels[0], texts, 1
 
 
-def _found(root: Path, part: str) -> list[Path]:
+def _part_files(root: Path, part: str) -> list[Path]:
     """The files of a part, ``train`` or ``test``."""
     folder = root / "ag_news" if (root / "ag_news").is_dir() else root
     return sorted(file for end in ("csv", "csv.gz") for file in folder.glob(f"{part}*.{end}"))

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from rayfl.data.arrays import Layout, as_inputs, one_line
 from rayfl.data.base import Dataset, Samples
-from rayfl.data.own import check_seed, drawn, split_numbering
+from rayfl.data.own import check_seed, draw_test_mask, split_numbering
 from rayfl.data.pictures import Opened, read_pictures
 from rayfl.data.tables import require
 from rayfl.data.tabular import Encoded, Place, Roles, as_text, encode, labels_of
@@ -74,20 +74,20 @@ class HuggingFace(Dataset):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_anywhere(cls, data: Any) -> Any:
+    def _make_paths_absolute(cls, data: Any) -> Any:
         """Make names of folders and files absolute, so that the run can be resumed in any folder."""
         if not isinstance(data, dict):
             return data
         path, files = data.get("path"), data.get("data_files")
         if path in _BUILDERS:
             if files is not None and data.get("data_dir") is None:
-                data = {**data, "data_files": _absolute(files)}
+                data = {**data, "data_files": _absolute_paths(files)}
         elif isinstance(path, str) and os.path.exists(os.path.expanduser(path)):
-            data = {**data, "path": _absolute(path)}
+            data = {**data, "path": _absolute_paths(path)}
         return data
 
     @model_validator(mode="after")
-    def _no_seed_in_vain(self) -> HuggingFace:
+    def _refuse_unused_seed(self) -> HuggingFace:
         check_seed(self)
         return self
 
@@ -105,28 +105,28 @@ class HuggingFace(Dataset):
                 "or data.test_split must define the test samples",
                 "give one of them",
             )
-        parts = [self._split(name) for name in (self.split, self.test_split) if name is not None]
+        parts = [self._load_split(name) for name in (self.split, self.test_split) if name is not None]
         for part in parts:
             if not len(part):
                 raise DataError(f"{self.path}: split {part.split} has no samples")
         if len(parts) > 1 and parts[0].features != parts[1].features:
             raise DataError(f"{self.path}: {self.split} and {self.test_split} have other columns or types")
         count = len(parts[0])
-        kind, column = self._input(parts[0])
+        kind, column = self._input_kind(parts[0])
         if kind in ("table", "image") and self.layout != "auto":
             raise ConfigError(
                 "data.layout", f"{self.layout} would change nothing", "leave it out; it is for arrays"
             )
         if kind == "table":
-            encoded = self._table(parts)
+            encoded = self._encode_table(parts)
             x: NDArray[np.generic] = encoded.x
         else:
-            encoded = self._labels(parts, column)
+            encoded = self._encode_labels(parts, column)
             x = self._pictures(parts, column) if kind == "image" else self._arrays(parts, column)
         if self.test_fraction is None:
             test = np.arange(len(x)) >= count
         else:
-            test = drawn(encoded.y, self.test_fraction, self.seed, self.path)
+            test = draw_test_mask(encoded.y, self.test_fraction, self.seed, self.path)
         return Samples(
             self.path.rstrip("/").rpartition("/")[2] or self.path,
             x[~test],
@@ -139,7 +139,7 @@ class HuggingFace(Dataset):
             numbering=None if self.test_fraction is None else split_numbering(test),
         )
 
-    def _split(self, split: str) -> Any:
+    def _load_split(self, split: str) -> Any:
         """Load a split with the library.
 
         Raises:
@@ -163,11 +163,11 @@ class HuggingFace(Dataset):
         except Exception as error:  # network and files can make the library raise anything
             raise DataError(f"{self.path}: split {split}: {one_line(error)}") from None
 
-    def _input(self, part: Any) -> tuple[str, str]:
+    def _input_kind(self, part: Any) -> tuple[str, str]:
         """The kind of the inputs (``image``, ``array`` or ``table``), and their column ("" for a table)."""
         kinds = {name: kind for name, kind in map(_kind_of, part.features.items()) if name != self.label}
         if self.input is not None:
-            self._check(part, self.input)
+            self._require_columns(part, self.input)
             if kinds.get(self.input) not in ("image", "array"):
                 raise ConfigError("data.input", f"column {self.input!r} holds no images or arrays")
             return kinds[self.input], self.input
@@ -182,12 +182,12 @@ class HuggingFace(Dataset):
                 raise DataError(f"{self.path}: column {name!r} holds {part.features[name]}; exclude it")
         return "table", ""
 
-    def _check(self, part: Any, *names: str) -> None:
+    def _require_columns(self, part: Any, *names: str) -> None:
         import pandas as pd
 
         require(pd.DataFrame(columns=part.column_names), names, self.path)
 
-    def _at(self, parts: list[Any]) -> Place:
+    def _row_namer(self, parts: list[Any]) -> Place:
         """A function that returns the place of a row, counted over all splits."""
 
         def place(row: int) -> str:
@@ -205,29 +205,31 @@ class HuggingFace(Dataset):
         )
         return frame
 
-    def _table(self, parts: list[Any]) -> Encoded:
+    def _encode_table(self, parts: list[Any]) -> Encoded:
         names = parts[0].column_names
-        self._check(parts[0], self.label, *self.exclude)
+        self._require_columns(parts[0], self.label, *self.exclude)
         plain = [name for name in names if _kind_of((name, parts[0].features[name]))[1] == "plain"]
         roles = Roles(self.label, [name for name in self.exclude if name in plain], self.categorical)
-        encoded = encode(self._frame(parts, plain), roles, self.path, self._at(parts))
-        return Encoded(encoded.x, *self._named(parts, encoded.y, encoded.class_names), encoded.columns)
+        encoded = encode(self._frame(parts, plain), roles, self.path, self._row_namer(parts))
+        return Encoded(
+            encoded.x, *self._with_class_names(parts, encoded.y, encoded.class_names), encoded.columns
+        )
 
-    def _labels(self, parts: list[Any], column: str) -> Encoded:
+    def _encode_labels(self, parts: list[Any], column: str) -> Encoded:
         """Labels and columns of a dataset of images or arrays, without features."""
-        self._check(parts[0], self.label)
+        self._require_columns(parts[0], self.label)
         features = parts[0].features
         names = [name for name in features if _kind_of((name, features[name]))[1] == "plain"]
         if self.label not in names:
             raise DataError(f"{self.path}: column {self.label!r} holds {features[self.label]}, no class")
         frame = self._frame(parts, names)
-        y, class_names = labels_of(frame[self.label], f"column {self.label!r}", self._at(parts))
-        y, class_names = self._named(parts, y, class_names)
+        y, class_names = labels_of(frame[self.label], f"column {self.label!r}", self._row_namer(parts))
+        y, class_names = self._with_class_names(parts, y, class_names)
         texts = {name: as_text(frame[name]) for name in names if name != self.label}
         id_columns = {name: text for name, text in texts.items() if text is not None}
         return Encoded(np.empty((len(y), 0), np.float32), y, class_names, id_columns)
 
-    def _named(
+    def _with_class_names(
         self, parts: list[Any], y: NDArray[np.int64], numbers: tuple[str, ...]
     ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         """Replace the numbers and names of classes by those of the dataset, if it defines them."""
@@ -237,7 +239,7 @@ class HuggingFace(Dataset):
         labels = np.array([int(number) for number in numbers], np.int64)
         if labels.min() < 0:
             row = int((y == 0).argmax())
-            raise DataError(f"{self._at(parts)(row)}: column {self.label!r} has no label")
+            raise DataError(f"{self._row_namer(parts)(row)}: column {self.label!r} has no label")
         return labels[y], tuple(map(str, names))
 
     def _pictures(self, parts: list[Any], column: str) -> NDArray[np.uint8]:
@@ -247,7 +249,7 @@ class HuggingFace(Dataset):
             part.select_columns([column]).cast_column(column, datasets.Image(decode=False)) for part in parts
         ]
         pictures: list[tuple[str, Opened]] = []
-        place_of = self._at(parts)
+        place_of = self._row_namer(parts)
         for part in encoded:
             for value in part[column]:
                 where = place_of(len(pictures))
@@ -279,13 +281,15 @@ _BUILDERS = frozenset({"arrow", "csv", "imagefolder", "json", "parquet", "text",
 """Values of ``path`` for which the library reads the user's files; they are not folders."""
 
 
-def _absolute(files: Any) -> Any:
+def _absolute_paths(files: Any) -> Any:
     """Make paths and patterns absolute: one, several, or by split. URLs and other values stay as they are."""
     if isinstance(files, str):
         return files if "://" in files else os.path.join(os.getcwd(), os.path.expanduser(files))
     if isinstance(files, (list, tuple)):
-        return [_absolute(each) for each in files]
-    return {key: _absolute(each) for key, each in files.items()} if isinstance(files, Mapping) else files
+        return [_absolute_paths(each) for each in files]
+    return (
+        {key: _absolute_paths(each) for key, each in files.items()} if isinstance(files, Mapping) else files
+    )
 
 
 def _kind_of(feature: tuple[str, Any]) -> tuple[str, str]:

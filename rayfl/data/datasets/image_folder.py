@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from rayfl.data.arrays import column_of
 from rayfl.data.base import Dataset, MoreSamples, Names, Samples
-from rayfl.data.own import check_seed, drawn, split_numbering
+from rayfl.data.own import check_seed, draw_test_mask, split_numbering
 from rayfl.data.pictures import Opened, read_pictures
 from rayfl.errors import ConfigError, DataError
 
@@ -48,7 +48,7 @@ class ImageFolder(Dataset):
     seed: int = Field(0, description="seed of the draw of the test samples")
 
     @model_validator(mode="after")
-    def _no_seed_in_vain(self) -> ImageFolder:
+    def _refuse_unused_seed(self) -> ImageFolder:
         check_seed(self)
         return self
 
@@ -79,7 +79,7 @@ class ImageFolder(Dataset):
             assert folder.tests is not None
             tests = folder.tests
         else:
-            tests = drawn(y, self.test_fraction, self.seed, str(self.root))
+            tests = draw_test_mask(y, self.test_fraction, self.seed, str(self.root))
         x = folder.pictures(self.size, self.channels)
         return Samples(
             self.root.resolve().name,

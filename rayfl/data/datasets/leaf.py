@@ -54,7 +54,7 @@ class Leaf(ImageDataset):
         for part in ("train", "test"):
             users[part] = self._read(part)
         names = {name: place for place, name in enumerate(sorted(users["train"] | users["test"]))}
-        parts = [_stacked(users[part], names, self._part(part)) for part in ("train", "test")]
+        parts = [_stacked(users[part], names, self._part_folder(part)) for part in ("train", "test")]
         (inputs, y_train, domain_train), (tests, y_test, domain_test) = parts
         if inputs.shape[1:] != tests.shape[1:]:
             raise DataError(
@@ -75,12 +75,12 @@ class Leaf(ImageDataset):
             )
         )
 
-    def _part(self, part: str) -> Path:
+    def _part_folder(self, part: str) -> Path:
         root = self.folder.expanduser()
         return root / part if (root / part).is_dir() else root / "data" / part
 
     def _files(self, part: str) -> list[Path]:
-        return sorted(self._part(part).glob("*.json"))
+        return sorted(self._part_folder(part).glob("*.json"))
 
     def _shape(self, length: int) -> tuple[int, ...]:
         """``(D,)`` or ``(C, H, W)`` of an input of ``length`` numbers."""
@@ -104,8 +104,8 @@ class Leaf(ImageDataset):
             )
         arrays_by_user: dict[str, list[tuple[NDArray[np.float32], NDArray[np.int64]]]] = {}
         for file in files:
-            for user, content in _content(file).items():
-                arrays = _arrays(content, f"{file}: user {user}")
+            for user, content in _read_users(file).items():
+                arrays = _user_arrays(content, f"{file}: user {user}")
                 if len(arrays[1]):
                     arrays_by_user.setdefault(user, []).append(arrays)
         if not arrays_by_user:
@@ -116,7 +116,7 @@ class Leaf(ImageDataset):
         }
 
 
-def _content(file: Path) -> dict[str, Any]:
+def _read_users(file: Path) -> dict[str, Any]:
     """The ``user_data`` of a file, for the users in its list ``users``."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -142,7 +142,7 @@ def _content(file: Path) -> dict[str, Any]:
     return {user: data[user] for user in users}
 
 
-def _arrays(content: dict[str, list[Any]], where: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _user_arrays(content: dict[str, list[Any]], where: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """``(n, D)`` inputs and ``(n,)`` labels of a user."""
     if not content["y"]:
         return np.empty((0, 0), np.float32), np.empty(0, np.int64)

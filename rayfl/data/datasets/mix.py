@@ -39,7 +39,7 @@ class Mix(Dataset):
 
     @field_validator("sources")
     @classmethod
-    def _known_and_different(cls, sources: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_sources(cls, sources: tuple[str, ...]) -> tuple[str, ...]:
         names = set(_image_datasets())
         for source in sources:
             if source not in names:

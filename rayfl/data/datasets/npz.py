@@ -12,8 +12,8 @@ from typing_extensions import override
 from rayfl.data.arrays import Layout, of_arrays, read_arrays
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
-from rayfl.data.own import check_seed, divide
-from rayfl.given import called
+from rayfl.data.own import check_seed, with_test_part
+from rayfl.given import shown_path
 
 
 class Npz(ImageDataset):
@@ -42,7 +42,7 @@ class Npz(ImageDataset):
     seed: int = Field(0, description="seed of the draw of the test samples")
 
     @model_validator(mode="after")
-    def _no_seed_in_vain(self) -> Npz:
+    def _refuse_unused_seed(self) -> Npz:
         check_seed(self)
         return self
 
@@ -53,6 +53,6 @@ class Npz(ImageDataset):
     @override
     def load(self, root: Path) -> Samples:
         path = self.path.expanduser()
-        arrays, numbering = divide(read_arrays(path), self.test_fraction, self.seed, called(path))
-        samples = of_arrays(arrays, path.stem, called(path), self.layout, self.tokens)
+        arrays, numbering = with_test_part(read_arrays(path), self.test_fraction, self.seed, shown_path(path))
+        samples = of_arrays(arrays, path.stem, shown_path(path), self.layout, self.tokens)
         return self.reshaped(replace(samples, numbering=numbering))

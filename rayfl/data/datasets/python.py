@@ -13,7 +13,7 @@ from typing_extensions import override
 from rayfl.data.arrays import Layout, of_arrays
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
-from rayfl.data.own import as_arrays, call, divide, seeded
+from rayfl.data.own import as_arrays, call, seeded, with_test_part
 from rayfl.errors import DataError
 from rayfl.plugins import resolve
 from rayfl.settings import Kwargs
@@ -64,7 +64,7 @@ class FromPython(ImageDataset):
         with seeded(self.seed):
             returned = call(self.target, self.kwargs, "data")
             arrays, layout = as_arrays(returned, self.target)
-        arrays, numbering = divide(arrays, self.test_fraction, self.seed, self.target)
+        arrays, numbering = with_test_part(arrays, self.test_fraction, self.seed, self.target)
         samples = of_arrays(
             arrays,
             self.target.rpartition(":")[2],

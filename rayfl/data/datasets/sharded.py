@@ -17,13 +17,13 @@ from rayfl.data.base import Dataset, Names, Ragged, Ranges, Samples, Stored
 from rayfl.data.scaling import Scaling
 from rayfl.errors import DataError
 
-_LOOKED_AT = 10_000
+_SAMPLES_FOR_SCALING = 10_000
 """Number of samples, evenly spaced, from which mean and deviation are computed."""
 
 Rows = tuple[int, tuple[int, ...], np.dtype[Any]]
 """The number of samples in a file, the shape of one and its type."""
 
-_MANY = 50_000_000
+_MANY_SAMPLES = 50_000_000
 """With more training samples than this, labels are stored in the smallest integer type that fits."""
 
 
@@ -52,7 +52,7 @@ class Sharded(Dataset):
 
     def _files(self, part: str) -> list[Path]:
         folder = self.path.expanduser()
-        return sharded.in_order(p for p in folder.glob(f"{part}*") if p.suffix in sharded.SUFFIXES)
+        return sharded.by_number(p for p in folder.glob(f"{part}*") if p.suffix in sharded.SUFFIXES)
 
     @override
     def available(self, root: Path) -> bool:
@@ -60,10 +60,10 @@ class Sharded(Dataset):
 
     @override
     def load(self, root: Path) -> Samples:
-        trains, tests = self._filled("train"), self._filled("test")
+        trains, tests = self._nonempty_files("train"), self._nonempty_files("test")
         x_train = self._inputs(trains)
-        _alike(tests)
-        shaped = self._shaped(_all(list(tests), "x"))
+        _check_alike(tests)
+        shaped = self._reshaped(_read_all(list(tests), "x"))
         layout: Layout = "chw" if shaped.ndim == 4 else "auto"
         x_test = as_inputs(shaped, f"{self.path}: x of the test files", layout)
         if x_test.shape[1:] != x_train.shape[1:] or x_test.dtype != x_train.dtype:
@@ -71,16 +71,16 @@ class Sharded(Dataset):
                 f"{self.path}: x is {x_train.dtype} {x_train.shape[1:]} a sample in the training files, "
                 f"{x_test.dtype} {x_test.shape[1:]} in the test files; they must be equal"
             )
-        y_test = as_labels(_all(list(tests), "y"), len(x_test), f"{self.path}: y of the test files")
+        y_test = as_labels(_read_all(list(tests), "y"), len(x_test), f"{self.path}: y of the test files")
         y_train = self._labels(trains)
         classes = int(max(y_train.max(), y_test.max())) + 1
         check_counted(classes - 1, len(y_train) + len(y_test), f"{self.path}: labels")
         y_train = y_train.astype(
-            np.int64 if len(y_train) <= _MANY else np.min_scalar_type(classes), copy=False
+            np.int64 if len(y_train) <= _MANY_SAMPLES else np.min_scalar_type(classes), copy=False
         )
         samples = Samples(
             self.path.name, x_train, y_train, x_test, y_test, classes,  # type: ignore[arg-type]
-            stored=self._stored(trains, tests),
+            stored=self._stored_clients(trains, tests),
         )  # fmt: skip
         check_classes(samples, str(self.path))
         return samples
@@ -91,11 +91,11 @@ class Sharded(Dataset):
             return super().normalised(samples)
         from dataclasses import replace
 
-        sampled = np.unique(np.linspace(0, len(samples.x_train) - 1, _LOOKED_AT).astype(np.int64))
+        sampled = np.unique(np.linspace(0, len(samples.x_train) - 1, _SAMPLES_FOR_SCALING).astype(np.int64))
         x: Any = samples.x_train  # a ShardedArray, see load
         return replace(samples, scaling=Scaling.of(samples, x.take_once(sampled)))
 
-    def _filled(self, part: str) -> dict[Path, Rows]:
+    def _nonempty_files(self, part: str) -> dict[Path, Rows]:
         """The files of a part with their rows, without empty files, which big-data tools may write.
 
         Raises:
@@ -110,7 +110,7 @@ class Sharded(Dataset):
             raise DataError(f"{self.path}: has {lacking}")
         return filled
 
-    def _shaped(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
+    def _reshaped(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
         if self.shape is None:
             return x
         if math.prod(self.shape) != math.prod(x.shape[1:]):
@@ -120,7 +120,7 @@ class Sharded(Dataset):
         return x.reshape(len(x), *self.shape)
 
     def _inputs(self, trains: dict[Path, Rows]) -> sharded.ShardedArray:
-        _alike(trains)
+        _check_alike(trains)
         files = list(trains)
         _, row_shape, dtype = trains[files[0]]
         if dtype not in (np.uint8, np.float32):
@@ -157,14 +157,14 @@ class Sharded(Dataset):
             parts.append(y.astype(np.min_scalar_type(int(y.max()))))
         return np.concatenate(parts)
 
-    def _stored(self, trains: dict[Path, Rows], tests: dict[Path, Rows]) -> Stored | None:
+    def _stored_clients(self, trains: dict[Path, Rows], tests: dict[Path, Rows]) -> Stored | None:
         """The clients that the files define; None if they define none."""
-        if not _name_clients(trains):
+        if not _have_clients(trains):
             return None
-        ids, sizes = _clients(trains)
+        ids, sizes = _client_sizes(trains)
         test_ranges = None
-        if _name_clients(tests):
-            test_ids, counts = _clients(tests)
+        if _have_clients(tests):
+            test_ids, counts = _client_sizes(tests)
             strangers = np.setdiff1d(test_ids, ids)
             if len(strangers):
                 what = f"client {strangers[0]} has test samples and none to train on"
@@ -177,7 +177,7 @@ class Sharded(Dataset):
         return Stored(train, test_ranges, names)
 
 
-def _alike(files: dict[Path, Rows]) -> None:
+def _check_alike(files: dict[Path, Rows]) -> None:
     """Refuse files of one part whose rows differ in shape or type."""
     first, (_, shape, dtype) = next(iter(files.items()))
     for path, (_, other_shape, other_dtype) in files.items():
@@ -188,7 +188,7 @@ def _alike(files: dict[Path, Rows]) -> None:
             )
 
 
-def _name_clients(files: dict[Path, Rows]) -> bool:
+def _have_clients(files: dict[Path, Rows]) -> bool:
     """Whether the files of a part contain ``client``; either all of them must, or none.
 
     Raises:
@@ -201,11 +201,11 @@ def _name_clients(files: dict[Path, Rows]) -> bool:
     return any(has_client.values())
 
 
-def _all(files: list[Path], name: str) -> NDArray[np.generic]:
+def _read_all(files: list[Path], name: str) -> NDArray[np.generic]:
     return np.concatenate([np.asarray(sharded.read(path, name)) for path in files])
 
 
-def _clients(files: dict[Path, Rows]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _client_sizes(files: dict[Path, Rows]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The ids of the clients in files, ascending, and the number of samples of each client.
 
     Raises:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from rayfl.data.base import Dataset, MoreSamples, Samples
-from rayfl.data.own import check_seed, drawn, split_numbering
+from rayfl.data.own import check_seed, draw_test_mask, split_numbering
 from rayfl.data.tables import check_file, line_of, read_table, require
 from rayfl.data.tabular import Roles, as_text, encode, known_values
 from rayfl.errors import ConfigError
@@ -46,7 +46,7 @@ class Table(Dataset):
     seed: int = Field(0, description="seed of the draw of the test samples")
 
     @model_validator(mode="after")
-    def _no_seed_in_vain(self) -> Table:
+    def _refuse_unused_seed(self) -> Table:
         check_seed(self)
         return self
 
@@ -84,7 +84,7 @@ class Table(Dataset):
         if self.test_fraction is None:
             test = np.arange(len(frame)) >= count
         else:
-            test = drawn(table.y, self.test_fraction, self.seed, str(self.path))
+            test = draw_test_mask(table.y, self.test_fraction, self.seed, str(self.path))
         return Samples(
             self.path.stem,
             table.x[~test],

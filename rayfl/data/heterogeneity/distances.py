@@ -68,12 +68,12 @@ def distance_matrix(
     """
     ids = draw_clients(federation, None, seed) if clients is None else np.asarray(clients)
     with np.errstate(over="ignore", invalid="ignore"):  # the result is checked below
-        return _finite(_values(federation, measure, ids, seed), measure, ids)
+        return _require_finite(_pairwise_values(federation, measure, ids, seed), measure, ids)
 
 
-def _values(federation: Federation, measure: Measure, ids: NDArray[np.integer], seed: int) -> Array:
+def _pairwise_values(federation: Federation, measure: Measure, ids: NDArray[np.integer], seed: int) -> Array:
     common = measure.common(federation.samples, seed)
-    summaries = [_summary(federation, measure, int(client), common, seed) for client in ids]
+    summaries = [_client_summary(federation, measure, int(client), common, seed) for client in ids]
     values = np.full((len(ids), len(ids)), float(measure.similarity))
     for i, a in enumerate(summaries):
         for j in range(i + 1, len(ids)):
@@ -83,7 +83,7 @@ def _values(federation: Federation, measure: Measure, ids: NDArray[np.integer], 
     return values
 
 
-def _finite(values: Array, measure: Measure, ids: NDArray[np.integer]) -> Array:
+def _require_finite(values: Array, measure: Measure, ids: NDArray[np.integer]) -> Array:
     if not np.isfinite(values).all():
         i, j = np.argwhere(~np.isfinite(values))[0]
         raise DataError(
@@ -93,7 +93,9 @@ def _finite(values: Array, measure: Measure, ids: NDArray[np.integer]) -> Array:
     return values
 
 
-def _summary(federation: Federation, measure: Measure, client: int, common: object, seed: int) -> object:
+def _client_summary(
+    federation: Federation, measure: Measure, client: int, common: object, seed: int
+) -> object:
     samples, ids = federation.samples, federation.train[client]
     if measure.samples is not None and len(ids) > measure.samples:
         ids = np.sort(generator(seed, "measured samples", client).permutation(ids)[: measure.samples])

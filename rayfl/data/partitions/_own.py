@@ -13,7 +13,7 @@ from rayfl.data.base import Assignment, Column, Names, Partition, Samples
 from rayfl.data.partitions._dealing import Owners, by_owner
 from rayfl.errors import DataError, nearest
 
-_LONGEST = 200
+_LONGEST_ID = 200
 """Maximum number of characters in a client's id."""
 
 
@@ -94,6 +94,6 @@ def fault(name: str) -> str:
     """The reason why ``name`` cannot be the id of a client in tables and files; empty if it can."""
     if not name:
         return "the client is empty"
-    if len(name) > _LONGEST or not name.isprintable():
-        return f"client {name[:20]!r}...: an id has at most {_LONGEST} printable characters"
+    if len(name) > _LONGEST_ID or not name.isprintable():
+        return f"client {name[:20]!r}...: an id has at most {_LONGEST_ID} printable characters"
     return ""

@@ -56,7 +56,7 @@ class SuperClusterPartition(Partition):
         return clusters
 
     @model_validator(mode="after")
-    def _given_in_one_way(self) -> SuperClusterPartition:
+    def _check_settings(self) -> SuperClusterPartition:
         ways = {
             "super_clusters": self.super_clusters,
             "n_super_clusters": self.n_super_clusters,

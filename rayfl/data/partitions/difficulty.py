@@ -50,7 +50,7 @@ class Difficulty(Partition):
     )
 
     @model_validator(mode="after")
-    def _nothing_in_vain(self) -> Difficulty:
+    def _refuse_unused_settings(self) -> Difficulty:
         for setting in ("alpha", "attempts"):
             only_with(self, setting, self.labels == "dirichlet", "it belongs to labels=dirichlet")
         only_with(self, "expert", self.losses is None, "losses stand in for an expert")

@@ -53,7 +53,7 @@ class Domains(SizedPartition):
         return {**data, "clients": sum(counts)}
 
     @model_validator(mode="after")
-    def _agrees(self) -> Domains:
+    def _check_settings(self) -> Domains:
         counts = self.clients_per_domain
         if counts is not None and (min(counts) < 1 or sum(counts) != self.clients):
             raise ValueError(
@@ -75,7 +75,7 @@ class Domains(SizedPartition):
                 "domain_train and domain_test)"
             )
         sources = np.unique(domains)
-        counts = self._counts(len(sources))
+        counts = self._client_counts(len(sources))
         owners = np.full(len(labels), -1)
         first = 0
         for source, clients in zip(sources.tolist(), counts, strict=True):
@@ -92,7 +92,7 @@ class Domains(SizedPartition):
             first += clients
         return Assignment(by_owner(owners, self.clients), np.repeat(sources, counts).astype(np.int64))
 
-    def _counts(self, sources: int) -> list[int]:
+    def _client_counts(self, sources: int) -> list[int]:
         """The number of clients of every domain."""
         if self.clients < sources:
             raise DataError(

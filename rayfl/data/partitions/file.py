@@ -60,20 +60,20 @@ class FromFile(OwnPartition):
         if self.by != "sample":
             return self._by_column(samples)
         numbering = samples.numbering or Numbering(np.arange(len(samples.y_train)))
-        train, test = self._rows(numbering.split)
+        train, test = self._read_rows(numbering.split)
         names = train.names
         if test is not None:
-            test = test.among(names)
+            test = test.with_names(names)
         if numbering.split:
             assert numbering.test is not None
             owners = _owners(train, len(numbering.train), "sample")
             return self.assignment(
-                _placed(owners, numbering.train, len(samples.y_train)),
-                _placed(owners, numbering.test, len(samples.y_test)),
+                _part_owners(owners, numbering.train, len(samples.y_train)),
+                _part_owners(owners, numbering.test, len(samples.y_test)),
                 names,
             )
         owners = _owners(train, len(numbering.train), "training sample")
-        train_owners = _placed(owners, numbering.train, len(samples.y_train))
+        train_owners = _part_owners(owners, numbering.train, len(samples.y_train))
         test_owners = None if test is None else _owners(test, len(samples.y_test), "test sample")
         return self.assignment(train_owners, test_owners, names)
 
@@ -97,13 +97,13 @@ class FromFile(OwnPartition):
         test = None if column.test is None else owners[column.test]
         return self.assignment(owners[column.train], test, rows.names)
 
-    def _rows(self, split: bool) -> tuple[_Rows, _Rows | None]:
+    def _read_rows(self, one_source: bool) -> tuple[_Rows, _Rows | None]:
         """The rows of the files for training samples, and for test samples if there are any."""
         frame = read_table(self.path, text=True)
         require(frame, ("sample", "client"), str(self.path))
         if "part" not in frame and self.test_path is None:
             return _Rows.of(frame, self.path), None
-        if split:
+        if one_source:
             where = self.test_path or f"{self.path}: part"
             raise DataError(
                 f"{where}: the dataset was split into training and test samples itself; give the owner of "
@@ -156,7 +156,7 @@ class _Rows:
 
         numbers = pd.to_numeric(frame["sample"], errors="coerce").to_numpy(np.float64)
         with np.errstate(invalid="ignore"):
-            valid = (numbers >= 0) & (numbers < _MOST) & (numbers == np.floor(numbers))
+            valid = (numbers >= 0) & (numbers < _NUMBER_LIMIT) & (numbers == np.floor(numbers))
         if not valid.all():
             wrong = int(np.flatnonzero(~valid)[0])
             value = str(frame["sample"].iloc[wrong])
@@ -174,11 +174,11 @@ class _Rows:
         clients = pd.Index(names).get_indexer(pd.Index(ids))[codes]
         return cls(path, frame.index.to_numpy(np.int64), numbers.astype(np.int64), clients, names)
 
-    def at(self, row: int) -> str:
+    def place(self, row: int) -> str:
         """The place of a row, for errors."""
         return line_of(self.path, int(self.rows[row]))
 
-    def among(self, names: Names) -> _Rows:
+    def with_names(self, names: Names) -> _Rows:
         """The same rows with other ``names``, to which ``clients`` then refers.
 
         Raises:
@@ -190,11 +190,11 @@ class _Rows:
         unknown = np.flatnonzero(clients < 0)
         if len(unknown):
             name = str(self.names[self.clients[unknown[0]]])
-            raise DataError(f"{self.at(unknown[0])}: client {name!r} has no training sample")
+            raise DataError(f"{self.place(unknown[0])}: client {name!r} has no training sample")
         return replace(self, clients=clients, names=names)
 
 
-_MOST = 2**31
+_NUMBER_LIMIT = 2**31
 
 
 def _owners(rows: _Rows, total: int, what: str, values: Names | None = None) -> Owners:
@@ -215,20 +215,22 @@ def _owners(rows: _Rows, total: int, what: str, values: Names | None = None) -> 
     if len(beyond):
         row = beyond[0]
         raise DataError(
-            f"{rows.at(row)}: there is no {what} {rows.samples[row]}; they are numbered 0 to {total - 1}"
+            f"{rows.place(row)}: there is no {what} {rows.samples[row]}; they are numbered 0 to {total - 1}"
         )
     duplicates = np.flatnonzero(pd.Series(rows.samples).duplicated())
     if len(duplicates):
         row = duplicates[0]
         first = int((rows.samples == rows.samples[row]).argmax())
         sample, owner = called(values, rows.samples[row]), called(rows.names, rows.clients[first])
-        raise DataError(f"{rows.at(row)}: {what} {sample} belongs to {owner} already ({rows.at(first)})")
+        raise DataError(
+            f"{rows.place(row)}: {what} {sample} belongs to {owner} already ({rows.place(first)})"
+        )
     owners = np.full(total, -1, np.int64)
     owners[rows.samples] = rows.clients
     return owners
 
 
-def _placed(owners: Owners, places: NDArray[np.int64], count: int) -> Owners:
+def _part_owners(owners: Owners, places: NDArray[np.int64], count: int) -> Owners:
     """The client of each sample of a part ``(count,)``.
 
     Args:

@@ -43,7 +43,7 @@ class Relabelled(SizedPartition):
     )
 
     @model_validator(mode="after")
-    def _agrees(self) -> Relabelled:
+    def _check_swaps(self) -> Relabelled:
         if self.swaps is None:
             return self
         if self.relabel != "swap":
@@ -73,20 +73,20 @@ class Relabelled(SizedPartition):
         maps = np.tile(np.arange(samples.classes), (self.clusters + 1, 1))
         if self.swaps is None:  # drawn among the labels that occur
             present = np.unique(labels)
-            maps[1:, present] = present[self._drawn(len(present), seed)]
+            maps[1:, present] = present[self._draw_label_maps(len(present), seed)]
         else:
             self._swap(maps[1:], self.swaps)
         return Assignment(
             by_owner(owners, self.clients), groups.astype(np.int64), groups.astype(np.int64) + 1, maps
         )
 
-    def _drawn(self, classes: int, seed: int) -> NDArray[np.int64]:
+    def _draw_label_maps(self, classes: int, seed: int) -> NDArray[np.int64]:
         """The new label of each label in each cluster, ``(k, classes)``: distinct rows, none the identity."""
         rng = generator(seed, "partition labels")
         if self.relabel == "permute":
-            return _permutations(self.clusters, classes, rng)
+            return _draw_permutations(self.clusters, classes, rng)
         maps = np.tile(np.arange(classes), (self.clusters, 1))
-        self._swap(maps, _pairs(self.clusters, classes, rng))
+        self._swap(maps, _draw_pairs(self.clusters, classes, rng))
         return maps
 
     def _swap(self, maps: NDArray[np.int64], pairs: Sequence[tuple[int, int]]) -> None:
@@ -100,7 +100,7 @@ class Relabelled(SizedPartition):
             row[[a, b]] = b, a
 
 
-def _pairs(count: int, classes: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+def _draw_pairs(count: int, classes: int, rng: np.random.Generator) -> list[tuple[int, int]]:
     """Draw different pairs of labels; they have no label in common if there are enough labels."""
     if count > comb(classes, 2):
         raise DataError(
@@ -114,11 +114,11 @@ def _pairs(count: int, classes: int, rng: np.random.Generator) -> list[tuple[int
     return [all_pairs[place] for place in rng.choice(len(all_pairs), count, replace=False).tolist()]
 
 
-_FEW = 7
+_MOST_LISTED = 7
 """For up to this many labels all permutations (5,040) are listed; for more, equal draws are rare."""
 
 
-def _permutations(count: int, classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _draw_permutations(count: int, classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Draw different permutations, none the identity, ``(count, classes)``."""
     ways = factorial(classes) - 1
     if count > ways:
@@ -126,7 +126,7 @@ def _permutations(count: int, classes: int, rng: np.random.Generator) -> NDArray
             f"partition.clusters: {classes} labels can be permuted in {ways} ways, not {count}; "
             "use fewer clusters"
         )
-    if classes <= _FEW:
+    if classes <= _MOST_LISTED:
         all_permutations = np.array(list(permutations(range(classes)))[1:], np.int64)
         return all_permutations[rng.choice(ways, count, replace=False)]
     distinct: dict[tuple[int, ...], None] = {}

@@ -72,7 +72,7 @@ class Tasks(SizedPartition):
         return {**data, "clients": sum(counts)} if all(isinstance(count, int) for count in counts) else data
 
     @model_validator(mode="after")
-    def _clients_agree(self) -> Tasks:
+    def _check_clients(self) -> Tasks:
         total = sum(task.clients for task in self.tasks)
         if self.clients != total:
             raise ValueError(

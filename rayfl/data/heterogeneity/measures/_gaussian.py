@@ -15,7 +15,7 @@ from rayfl.errors import DataError
 from rayfl.linalg import leading_eigenpairs, one_thread
 from rayfl.random import generator
 
-_LOOKED_AT = 1000
+_COORDINATE_SAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class GaussianMeasure(Measure):
     def common(self, samples: Samples, seed: int) -> Coordinates:
         refuse_texts(samples, f"measure {self.name}")
         rng = generator(seed, "measure coordinates")
-        drawn = np.sort(rng.permutation(len(samples.x_train))[:_LOOKED_AT])
+        drawn = np.sort(rng.permutation(len(samples.x_train))[:_COORDINATE_SAMPLES])
         x = matrix(samples.x_train[drawn]).astype(np.float64)
         origin = x.mean(axis=0)
         if x.shape[1] <= self.dimensions:

@@ -15,7 +15,7 @@ from rayfl.data.heterogeneity.base import Measure, matrix, refuse_texts
 from rayfl.linalg import one_thread
 from rayfl.random import generator
 
-_LOOKED_AT = 500
+_BANDWIDTH_SAMPLES = 500
 
 Matrix = NDArray[np.float32]
 
@@ -45,7 +45,9 @@ class Mmd(Measure):
         refuse_texts(samples, "measure mmd")
         if self.bandwidth is not None:
             return self.bandwidth
-        drawn = np.sort(generator(seed, "measure bandwidth").permutation(len(samples.x_train))[:_LOOKED_AT])
+        drawn = np.sort(
+            generator(seed, "measure bandwidth").permutation(len(samples.x_train))[:_BANDWIDTH_SAMPLES]
+        )
         x = matrix(samples.x_train[drawn])
         squares = (x * x).sum(axis=1)
         distances = _squared_distances(x, squares, x, squares)[np.triu_indices(len(x), 1)]
