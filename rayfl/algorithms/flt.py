@@ -193,7 +193,7 @@ class FLT(OneShotClustered[FLTState]):
 
         Signatures other than codes have no mean; they extend the distances, as in PACFL.
         """
-        if not _codes(setup):
+        if not _signatures_have_means(setup):
             return super().find(setup, state, old, newcomers, clients)
         clustered, arrived = self.signatures(setup, state, old, newcomers, clients)
         labels = state.assignment[clustered.clients]
@@ -205,7 +205,7 @@ class FLT(OneShotClustered[FLTState]):
         self, setup: Setup, state: FLTState, newcomers: NDArray[np.int64], clients: Clients
     ) -> Fit | None:
         """Compare distances to mean codes, as :meth:`find` does; other signatures as in PACFL."""
-        if not _codes(setup):
+        if not _signatures_have_means(setup):
             return super().fit(setup, state, newcomers, clients)
         old = np.setdiff1d(np.flatnonzero(state.known >= 0), newcomers)
         clustered, arrived = self.signatures(setup, state, old, newcomers, clients)
@@ -216,6 +216,6 @@ class FLT(OneShotClustered[FLTState]):
         return fit.of_some(np.isin(newcomers, arrived.clients))
 
 
-def _codes(setup: Setup) -> bool:
+def _signatures_have_means(setup: Setup) -> bool:
     """Whether signatures are points, such as codes, which have a mean."""
     return setup.clustering.measure in POINTS and setup.clustering.needs_signatures
