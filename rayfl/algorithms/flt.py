@@ -168,14 +168,14 @@ class FLT(OneShotClustered[FLTState]):
         if isinstance(joined, FLTState) or joined.clusters is not None or state.relatives is None:
             return joined
         next_state, (old, strangers) = joined.state, self.candidates(state, newcomers)
-        kinds, like = next_state.assignment[strangers], np.arange(setup.clients)
+        kinds, same_kind_as = next_state.assignment[strangers], np.arange(setup.clients)
         founders = ~np.isin(kinds, state.assignment[old])
         for newcomer, kind in zip(strangers[~founders].tolist(), kinds[~founders].tolist(), strict=True):
-            like[newcomer] = old[state.assignment[old] == kind][0]
-        disjoint = next_state.disjoint[like]
+            same_kind_as[newcomer] = old[state.assignment[old] == kind][0]
+        disjoint = next_state.disjoint[same_kind_as]
         new_kinds, numbers = np.unique(kinds[founders], return_inverse=True)
         disjoint[strangers[founders]] = next_state.free + numbers
-        graph = with_newcomers(state.relatives, like, strangers[founders], kinds[founders])
+        graph = with_newcomers(state.relatives, same_kind_as, strangers[founders], kinds[founders])
         next_state = replace(
             next_state, relatives=graph, disjoint=disjoint, free=next_state.free + len(new_kinds)
         )

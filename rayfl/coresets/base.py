@@ -82,11 +82,11 @@ def nearest_shares(graph: Graph, ids: Ids) -> Weights:
         graph.adjacency, indices=ids, unweighted=True, min_only=True, return_predecessors=True
     )
     nearest = source[source >= 0]
-    counts = (nearest[:, None] == ids[None, :]).sum(axis=0) if len(ids) < 64 else _count(nearest, ids)
+    counts = (nearest[:, None] == ids[None, :]).sum(axis=0) if len(ids) < 64 else _count_by_id(nearest, ids)
     return np.asarray(counts / counts.sum(), np.float64)
 
 
-def _count(found: NDArray[np.integer], ids: Ids) -> NDArray[np.int64]:
+def _count_by_id(nearest: NDArray[np.integer], ids: Ids) -> NDArray[np.int64]:
     counts = np.zeros(int(ids.max()) + 1, np.int64)
-    np.add.at(counts, found, 1)
+    np.add.at(counts, nearest, 1)
     return counts[ids]
