@@ -63,12 +63,23 @@ def cluster_coreset(embedding: NDArray[np.float64], labels: NDArray[np.integer])
         embedding: positions of the vertices ``(n, d)``.
         labels: cluster of each vertex ``(n,)``.
     """
-    names, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    sums = np.zeros((len(names), embedding.shape[1]))
+    _, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(counts), embedding.shape[1]))
     np.add.at(sums, index, embedding)
-    distance = ((embedding - (sums / counts[:, None])[index]) ** 2).sum(axis=1)
-    order = np.lexsort((distance, index))
-    first = order[np.searchsorted(index[order], np.arange(len(names)))]
+    distances = ((embedding - (sums / counts[:, None])[index]) ** 2).sum(axis=1)
+    return nearest_members(labels, distances)
+
+
+def nearest_members(labels: NDArray[np.integer], distances: NDArray[np.floating]) -> Coreset:
+    """One reference per cluster, weighted by the cluster's share: the member with the least distance.
+
+    Args:
+        labels: cluster of each vertex ``(n,)``.
+        distances: of each vertex to the middle of its cluster ``(n,)``; ties: the first vertex.
+    """
+    _, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.lexsort((distances, index))
+    first = order[np.searchsorted(index[order], np.arange(len(counts)))]
     return Coreset(first.astype(np.int64), counts / counts.sum())
 
 
