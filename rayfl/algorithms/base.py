@@ -117,7 +117,7 @@ if TYPE_CHECKING:
     from rayfl.coresets.graphs import Graph
 
 
-_WITNESSES = 20
+_MAX_COMPARED_USERS = 20
 """Maximum number of users per model whose losses the newcomers' losses are compared with."""
 
 
@@ -203,16 +203,16 @@ class Algorithm(Section, Generic[S]):
         """How well ``newcomers`` ``(n,)`` fit the models that :meth:`join` assigned; None if unknown.
 
         By default the loss is compared: on the newcomers' training data, and on test data of the models'
-        current users (at most ``_WITNESSES`` per model). Neither has been trained on.
+        current users (at most ``_MAX_COMPARED_USERS`` per model). Neither has been trained on.
         """
         users = np.setdiff1d(setup.present, newcomers)
         newcomer_models, user_models = state.assignment[newcomers], state.assignment[users]
         models = np.union1d(newcomer_models, user_models)
-        witnesses = [users[user_models == model][:_WITNESSES] for model in models.tolist()]
-        witness_losses = clients.losses(np.concatenate(witnesses), "test")
-        ends = np.cumsum([len(ids) for ids in witnesses])[:-1]
+        compared_users = [users[user_models == model][:_MAX_COMPARED_USERS] for model in models.tolist()]
+        user_losses = clients.losses(np.concatenate(compared_users), "test")
+        ends = np.cumsum([len(ids) for ids in compared_users])[:-1]
         losses_by_model = [
-            rows[:, m] for m, rows in zip(models.tolist(), np.split(witness_losses, ends), strict=True)
+            rows[:, m] for m, rows in zip(models.tolist(), np.split(user_losses, ends), strict=True)
         ]
         return Fit.of(
             "loss", clients.losses(newcomers, "train")[:, models], losses_by_model, models, newcomer_models
@@ -396,8 +396,8 @@ def sample_cohort(
     candidates = Candidates(
         ids=present,
         count=setup.training.cohort(len(present)),
-        sizes=_among(setup.sizes, present),
-        labels=_among(state.assignment, present),
+        sizes=_of_present(setup.sizes, present),
+        labels=_of_present(state.assignment, present),
         round=state.round,
         rounds=setup.rounds,
         seed=setup.seed,
@@ -412,7 +412,7 @@ def sample_cohort(
     return replace(state, sweep=sweep), np.sort(waiting[: candidates.count])
 
 
-def _among(values: NDArray[np.int64], present: NDArray[np.int64]) -> NDArray[np.int64]:
+def _of_present(values: NDArray[np.int64], present: NDArray[np.int64]) -> NDArray[np.int64]:
     """The values of the present clients; not copied if all clients are present."""
     return values if len(present) == len(values) else values[present]
 

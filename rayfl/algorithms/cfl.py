@@ -212,11 +212,11 @@ class CFL(Algorithm[CFLState]):
         members, norms = state.latest(setup, cluster, self.weighted)
         if np.isnan(norms.each).any() or state.ripe[cluster] < self.criteria.patience:
             return None
-        similarities, full_norms = self._compare(members, norms, clients)
+        similarities, full_norms = self._cosines_and_norms(members, norms, clients)
         best = decide(self.criteria, members, similarities, full_norms)
         return None if best is None else (best, full_norms)
 
-    def _compare(
+    def _cosines_and_norms(
         self, members: NDArray[np.int64], norms: UpdateNorms, clients: Clients
     ) -> tuple[NDArray[np.float64], UpdateNorms]:
         """Cosines of the members' latest updates, condensed; norms of the updates and of their mean."""
@@ -239,7 +239,7 @@ class CFL(Algorithm[CFLState]):
             bipartition_facts: dict[str, Any] = {}
             comparable = not np.isnan(norms.each).any() and len(members) > 1
             if self.gap and clients.groups is not None and comparable:
-                similarities, norms = self._compare(members, norms, clients)
+                similarities, norms = self._cosines_and_norms(members, norms, clients)
                 halves = bipartition(similarities, members, self.criteria.linkage)
                 bipartition_facts = {
                     "gap": separation_gap(similarities, clients.groups[members]),

@@ -241,15 +241,15 @@ class Sweep:
 
 def per_client(initial: bool | int | float) -> Any:
     """Declare a state field as an array ``(N, ...)``; new clients get the value ``initial``."""
-    return _grown("clients", initial)
+    return _growing_array("clients", initial)
 
 
 def per_model(initial: bool | int | float) -> Any:
     """Declare a state field as an array ``(K, ...)``; new models get the value ``initial``."""
-    return _grown("models", initial)
+    return _growing_array("models", initial)
 
 
-def _grown(axis: str, initial: bool | int | float) -> Any:
+def _growing_array(axis: str, initial: bool | int | float) -> Any:
     empty = np.full(0, initial)
     return field(default_factory=lambda: empty, metadata={"axis": axis, "initial": initial})
 

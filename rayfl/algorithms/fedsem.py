@@ -130,7 +130,7 @@ class FedSEM(Algorithm[FedSEMState]):
         return super().end(setup, new, plan, report)
 
 
-_CACHED = 1 << 17
+_CACHE_ELEMENTS = 1 << 17
 """Number of elements of which a core's cache holds a few arrays."""
 
 
@@ -148,7 +148,7 @@ class Distances(ClientReport):
         rows = trained.rows[:, :n]
         centers = [model[:n].to(rows.device) for model in trained.models]
         # A few clients at a time, so that intermediate results fit in the cache.
-        chunk_size = max(1, len(rows) if rows.is_cuda else _CACHED // max(1, n))
+        chunk_size = max(1, len(rows) if rows.is_cuda else _CACHE_ELEMENTS // max(1, n))
         blocks = [
             torch.stack([(chunk - center).double().square_().sum(1) for center in centers], dim=1)
             for chunk in (rows[k : k + chunk_size] for k in range(0, len(rows), chunk_size))

@@ -103,13 +103,13 @@ class FedSoft(Algorithm[FedSoftState]):
         self, setup: Setup, state: FedSoftState, newcomers: NDArray[np.int64], clients: Clients
     ) -> FedSoftState:
         """Newcomers send their counts immediately."""
-        return self._asked(state, newcomers, clients)
+        return self._with_counted_shares(state, newcomers, clients)
 
     def drift(
         self, setup: Setup, state: FedSoftState, drifted: NDArray[np.int64], clients: Clients
     ) -> FedSoftState:
         """Clients with new data send their counts again immediately."""
-        return self._asked(state, drifted, clients)
+        return self._with_counted_shares(state, drifted, clients)
 
     def recluster(
         self, setup: Setup, state: FedSoftState, clients: Clients
@@ -117,9 +117,11 @@ class FedSoft(Algorithm[FedSoftState]):
         """All clients send their counts again every tau rounds."""
         if state.round % self.every:
             return None
-        return Regrouping(self._asked(state, setup.present, clients), np.arange(self.clusters))
+        return Regrouping(self._with_counted_shares(state, setup.present, clients), np.arange(self.clusters))
 
-    def _asked(self, state: FedSoftState, who: NDArray[np.int64], clients: Clients) -> FedSoftState:
+    def _with_counted_shares(
+        self, state: FedSoftState, who: NDArray[np.int64], clients: Clients
+    ) -> FedSoftState:
         """The state after clients ``who`` ``(n,)`` have counted which center fits their samples (step 1)."""
         counts = clients.samples_by_model(who, "train")  # (n, S)
         smoothed = np.maximum(counts / counts.sum(axis=1, keepdims=True), self.smoother)
@@ -132,9 +134,9 @@ class FedSoft(Algorithm[FedSoftState]):
         self, setup: Setup, state: FedSoftState, clients: Clients
     ) -> tuple[FedSoftState, NDArray[np.int64]]:
         """All clients that are drawn for at least one center (step 2)."""
-        return state, np.flatnonzero(self._drawn(setup, state).any(axis=0))
+        return state, np.flatnonzero(self._center_weights(setup, state).any(axis=0))
 
-    def _drawn(self, setup: Setup, state: FedSoftState) -> NDArray[np.float64]:
+    def _center_weights(self, setup: Setup, state: FedSoftState) -> NDArray[np.float64]:
         """The weight of each client in the mean of each center ``(S, N)``."""
         present, weights = setup.present, state.shares.T * setup.sizes  # (S, N)
         count = setup.training.cohort(len(present))
@@ -147,7 +149,7 @@ class FedSoft(Algorithm[FedSoftState]):
 
     def mix(self, setup: Setup, state: FedSoftState, plan: Plan, reports: Reports) -> Mixing:
         """A center is the mean of the clients drawn for it."""
-        return Mixing(scipy.sparse.csr_array(self._drawn(setup, state)[:, plan.cohort]))
+        return Mixing(scipy.sparse.csr_array(self._center_weights(setup, state)[:, plan.cohort]))
 
     def downloads(self, setup: Setup, state: FedSoftState, plan: Plan) -> int:
         """All centers, except for clients that downloaded them before this round to count."""

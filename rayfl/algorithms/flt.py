@@ -168,14 +168,14 @@ class FLT(OneShotClustered[FLTState]):
         if isinstance(joined, FLTState) or joined.clusters is not None or state.relatives is None:
             return joined
         next_state, (old, strangers) = joined.state, self.candidates(state, newcomers)
-        kinds, like = next_state.assignment[strangers], np.arange(setup.clients)
+        kinds, same_kind_as = next_state.assignment[strangers], np.arange(setup.clients)
         founders = ~np.isin(kinds, state.assignment[old])
         for newcomer, kind in zip(strangers[~founders].tolist(), kinds[~founders].tolist(), strict=True):
-            like[newcomer] = old[state.assignment[old] == kind][0]
-        disjoint = next_state.disjoint[like]
+            same_kind_as[newcomer] = old[state.assignment[old] == kind][0]
+        disjoint = next_state.disjoint[same_kind_as]
         new_kinds, numbers = np.unique(kinds[founders], return_inverse=True)
         disjoint[strangers[founders]] = next_state.free + numbers
-        graph = with_newcomers(state.relatives, like, strangers[founders], kinds[founders])
+        graph = with_newcomers(state.relatives, same_kind_as, strangers[founders], kinds[founders])
         next_state = replace(
             next_state, relatives=graph, disjoint=disjoint, free=next_state.free + len(new_kinds)
         )
@@ -193,7 +193,7 @@ class FLT(OneShotClustered[FLTState]):
 
         Signatures other than codes have no mean; they extend the distances, as in PACFL.
         """
-        if not _codes(setup):
+        if not _signatures_have_means(setup):
             return super().find(setup, state, old, newcomers, clients)
         clustered, arrived = self.signatures(setup, state, old, newcomers, clients)
         labels = state.assignment[clustered.clients]
@@ -205,7 +205,7 @@ class FLT(OneShotClustered[FLTState]):
         self, setup: Setup, state: FLTState, newcomers: NDArray[np.int64], clients: Clients
     ) -> Fit | None:
         """Compare distances to mean codes, as :meth:`find` does; other signatures as in PACFL."""
-        if not _codes(setup):
+        if not _signatures_have_means(setup):
             return super().fit(setup, state, newcomers, clients)
         old = np.setdiff1d(np.flatnonzero(state.known >= 0), newcomers)
         clustered, arrived = self.signatures(setup, state, old, newcomers, clients)
@@ -216,6 +216,6 @@ class FLT(OneShotClustered[FLTState]):
         return fit.of_some(np.isin(newcomers, arrived.clients))
 
 
-def _codes(setup: Setup) -> bool:
+def _signatures_have_means(setup: Setup) -> bool:
     """Whether signatures are points, such as codes, which have a mean."""
     return setup.clustering.measure in POINTS and setup.clustering.needs_signatures

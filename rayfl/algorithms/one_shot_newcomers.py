@@ -33,10 +33,10 @@ class KnownSignatures:
     signatures: list[NDArray[np.float32]]
 
     @classmethod
-    def of(cls, clients: NDArray[np.int64], found: Mapping[int, NDArray[np.float32]]) -> Self:
-        """Select those of the given clients ``(n,)`` that have a signature in ``found``."""
-        signed = [client for client in clients.tolist() if client in found]
-        return cls(np.array(signed, np.int64), [found[client] for client in signed])
+    def of(cls, clients: NDArray[np.int64], signatures: Mapping[int, NDArray[np.float32]]) -> Self:
+        """Select those of the given clients ``(n,)`` that have one of the ``signatures``."""
+        signed = [client for client in clients.tolist() if client in signatures]
+        return cls(np.array(signed, np.int64), [signatures[client] for client in signed])
 
 
 class AssignsNewcomers(Algorithm[OS]):
@@ -181,12 +181,12 @@ class AssignsNewcomers(Algorithm[OS]):
 
 
 def of_all(
-    newcomers: NDArray[np.int64], new: NDArray[np.int64], found: NDArray[np.int64]
+    newcomers: NDArray[np.int64], signed: NDArray[np.int64], labels: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Extend ``found``, the clusters of ``new``, to all ``newcomers`` ``(B,)``: -1 for the others.
+    """Extend ``labels``, the clusters of ``signed``, to all ``newcomers`` ``(B,)``: -1 for the others.
 
     Both lists of ids are ascending.
     """
     clusters = np.full(len(newcomers), -1, np.int64)
-    clusters[np.isin(newcomers, new)] = found
+    clusters[np.isin(newcomers, signed)] = labels
     return clusters

@@ -16,7 +16,7 @@ from rayfl.algorithms.base import Algorithm
 from rayfl.algorithms.contract import Mixing, Plan, ServerState, Setup
 from rayfl.training.reports import ClientReport, Reports, Trained, UpdateLengths
 
-_LEAST = 1e-10
+_LOSS_OFFSET = 1e-10
 """Added to losses, as in the authors' code: a power of zero may be infinite."""
 
 
@@ -63,7 +63,7 @@ class QFedAvg(Algorithm):
 
     def mix(self, setup: Setup, state: ServerState, plan: Plan, reports: Reports) -> Mixing:
         """``(sum_k p_k F_k^q L w_k + (sum_k h_k - p_k F_k^q L) w) / sum_k h_k``."""
-        losses = np.nan_to_num(reports["losses"]) + _LEAST
+        losses = np.nan_to_num(reports["losses"]) + _LOSS_OFFSET
         lipschitz = 1 / setup.training.work(state.round, setup.rounds).lr
         lengths = lipschitz * np.nan_to_num(reports["lengths"])
         p = setup.sizes[plan.cohort].astype(np.float64)

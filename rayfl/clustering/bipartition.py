@@ -83,12 +83,16 @@ def bipartition(
     if (order != np.arange(m)).any():
         clients = clients[order]
         distances = squareform(squareform(distances, checks=False)[np.ix_(order, order)], checks=False)
-    labels = _single(distances) if linkage == "single" else cut_into(build_linkage(distances, linkage), 2)
-    cross = -distances[_across(labels)].min()
+    labels = (
+        _single_linkage_halves(distances)
+        if linkage == "single"
+        else cut_into(build_linkage(distances, linkage), 2)
+    )
+    cross = -distances[_pairs_across(labels)].min()
     return Bipartition(clients[labels == 0], clients[labels == 1], float(cross))
 
 
-def _single(distances: NDArray[np.float64]) -> Labels:
+def _single_linkage_halves(distances: NDArray[np.float64]) -> Labels:
     """Single linkage cut at two; pairs of equal distance in the order of a stable sort."""
     linkage = build_linkage(distances, "single")
     last = float(linkage[-1, 2])
@@ -107,7 +111,7 @@ def _single(distances: NDArray[np.float64]) -> Labels:
     return np.asarray(labels != labels[0], np.int64)
 
 
-def _across(labels: Labels) -> NDArray[np.bool_]:
+def _pairs_across(labels: Labels) -> NDArray[np.bool_]:
     """Which pairs, in condensed order, have different labels."""
     return np.concatenate([labels[i + 1 :] != labels[i] for i in range(len(labels) - 1)])
 
@@ -128,7 +132,7 @@ def separation_gap(similarities: Similarities, groups: NDArray[np.integer]) -> f
     Returns:
         g; NaN if no two clients are of one group.
     """
-    across = _across(groups.astype(np.int64))
+    across = _pairs_across(groups.astype(np.int64))
     if across.all():
         return float("nan")
     cross = bipartition(similarities, np.arange(len(groups))).cross

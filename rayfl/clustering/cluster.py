@@ -147,7 +147,7 @@ class Clusters:
         from scipy.spatial.distance import squareform
 
         if self.distances is None:
-            return replace(self, linkage=None, excerpt=self.excerpt or self._relations())
+            return replace(self, linkage=None, excerpt=self.excerpt or self._related_excerpt())
         if len(self.labels) < LEAST:
             method = "mds"
         places = plane(squareform(self.distances), method, seed)
@@ -162,7 +162,7 @@ class Clusters:
             return leaves_list(self.linkage)
         return np.argsort(self.labels, kind="stable")
 
-    def _relations(self) -> Excerpt | None:
+    def _related_excerpt(self) -> Excerpt | None:
         if self.graph is None:
             return None
         clients = Excerpt.choose(self.order())
@@ -220,7 +220,7 @@ def cluster_signatures(
         raise DataError("there are no clients to cluster")
     refuse_number(clustering, clients)
     if not clustering.needs_signatures:
-        labels = _without_distances(clustering, clients, groups, seed)
+        labels = _labels_without_distances(clustering, clients, groups, seed)
         return Clusters(
             labels=labels,
             n_clusters=int(labels.max()) + 1,
@@ -333,7 +333,7 @@ def from_distances(
     if clustering.grouping == "graph":
         return _from_graph(clustering, distances, groups, start)
     linkage = build_linkage(distances, clustering.linkage)
-    clusters = _cut(clustering, linkage, groups)
+    clusters = _clusters_of_tree(clustering, linkage, groups)
     kept_distances = distances.astype(np.float64, copy=False) if distances.dtype == np.float64 else None
     return replace(clusters, distances=kept_distances, seconds=time.perf_counter() - start)
 
@@ -378,7 +378,7 @@ def from_representatives(
     start = time.perf_counter() if start is None else start
     measure, method = clustering.measure, clustering.linkage
     represented = two_stage.link(measure, method, blocks, sampled, answers, clustering.threshold)
-    clusters = _cut(clustering, represented.linkage, groups)
+    clusters = _clusters_of_tree(clustering, represented.linkage, groups)
     clients = len(clusters.labels)
     draw = generator(seed, "agreement").choice(clients, min(SUBSET, clients), replace=False)
     subset = np.sort(draw)
@@ -397,7 +397,7 @@ def from_representatives(
     )
 
 
-def _cut(clustering: Clustering, linkage: Array, groups: NDArray[np.integer] | None) -> Clusters:
+def _clusters_of_tree(clustering: Clustering, linkage: Array, groups: NDArray[np.integer] | None) -> Clusters:
     """Cut the tree at the threshold, into the given number, or as the tree proposes."""
     n_clusters, threshold = clustering.n_clusters, clustering.threshold
     if threshold is not None:
@@ -417,7 +417,7 @@ def _cut(clustering: Clustering, linkage: Array, groups: NDArray[np.integer] | N
     )
 
 
-def _without_distances(
+def _labels_without_distances(
     clustering: Clustering, clients: int, groups: NDArray[np.integer] | None, seed: int
 ) -> Labels:
     if clustering.grouping == "single":

@@ -39,7 +39,7 @@ NONZEROS = 8
 """Entries of the sketch to which each number of the row is added, in the sparse projection."""
 
 
-def _cuts(width: int, chunk: int = CHUNK) -> list[slice]:
+def _column_chunks(width: int, chunk: int = CHUNK) -> list[slice]:
     return [slice(start, start + chunk) for start in range(0, width, chunk)]
 
 
@@ -50,7 +50,7 @@ def norms(rows: Rows) -> Array:
         DataError: if a row is not finite.
     """
     squares = np.zeros(len(rows))
-    for cut in _cuts(rows.shape[1]):
+    for cut in _column_chunks(rows.shape[1]):
         part = rows[:, cut].astype(np.float64)
         squares += np.einsum("bp,bp->b", part, part)
     if not np.isfinite(squares).all():
@@ -78,7 +78,7 @@ def tile(left: Rows, right: Rows, left_norms: Array | None = None, right_norms: 
     right_scale = _inverse(norms(right) if right_norms is None else right_norms)
     cosines = np.zeros((len(left), len(right)))
     with one_thread():
-        for cut in _cuts(left.shape[1]):
+        for cut in _column_chunks(left.shape[1]):
             # scaled to length 1 before they are multiplied, so that single precision does not overflow
             u = (left[:, cut] * left_scale).astype(np.float32, copy=False)
             v = (right[:, cut] * right_scale).astype(np.float32, copy=False)
@@ -169,7 +169,7 @@ def sketch(rows: Rows, dimension: int, seed: int, projection: Projection = "spar
         )
     total = np.zeros((len(rows), dimension))
     with one_thread():
-        for cut in _cuts(rows.shape[1]):
+        for cut in _column_chunks(rows.shape[1]):
             part = rows[:, cut].astype(np.float32)
             matrix = _MATRICES[projection](cut.start, part.shape[1], dimension, seed)
             total += part @ matrix

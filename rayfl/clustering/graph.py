@@ -192,12 +192,14 @@ def _row_distances(rows: Graph, sizes: NDArray[np.int64]) -> Array:
     return distances
 
 
-def kinds_of_clients(graph: Graph, there: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def kinds_of_clients(
+    graph: Graph, in_graph: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Number the kinds of clients: clients with the same relatives are of one kind.
 
     Args:
         graph: symmetric ``(N, N)``, nonzero where clients are related; its indices are sorted in place.
-        there: clients that are in the graph ``(N,)``.
+        in_graph: clients that are in the graph ``(N,)``.
 
     Returns:
         The kind of each client ``(N,)``, numbered by first occurrence, -1 for clients not in the graph; and
@@ -207,7 +209,7 @@ def kinds_of_clients(graph: Graph, there: NDArray[np.bool_]) -> tuple[NDArray[np
     kind_of_row: dict[bytes, int] = {}
     first: list[int] = []
     kinds = np.full(graph.shape[0], -1, np.int64)
-    for client in np.flatnonzero(there).tolist():
+    for client in np.flatnonzero(in_graph).tolist():
         row = graph.indices[graph.indptr[client] : graph.indptr[client + 1]]
         kind = kind_of_row.setdefault(np.ascontiguousarray(row).tobytes(), len(kind_of_row))
         if kind == len(first):
@@ -217,21 +219,21 @@ def kinds_of_clients(graph: Graph, there: NDArray[np.bool_]) -> tuple[NDArray[np
 
 
 def with_newcomers(
-    relatives: Graph, like: NDArray[np.int64], founders: NDArray[np.int64], kinds: NDArray[np.int64]
+    relatives: Graph, same_kind_as: NDArray[np.int64], founders: NDArray[np.int64], kinds: NDArray[np.int64]
 ) -> Graph:
     """The relatives of each kind of client after newcomers have joined kinds or founded new ones.
 
     Args:
         relatives: relatives of each kind before ``(K, N)``.
-        like: for each client the client whose kinds it is related to: itself, or the one that it joins
-            ``(N,)``.
+        same_kind_as: for each client the client whose kinds it is related to: itself, or the one that it
+            joins ``(N,)``.
         founders: newcomers of new kinds ``(n,)``.
         kinds: the kinds of the founders ``(n,)``: new numbers, or those of kinds whose clients have all left.
     """
-    rows, members = relatives.tocsc()[:, like].tocoo().coords
+    rows, members = relatives.tocsc()[:, same_kind_as].tocoo().coords
     stays = ~np.isin(members, founders) & ~np.isin(rows, kinds)
     entries = np.concatenate([rows[stays], kinds]), np.concatenate([members[stays], founders])
-    shape = max(relatives.shape[0], int(kinds.max(initial=-1)) + 1), len(like)
+    shape = max(relatives.shape[0], int(kinds.max(initial=-1)) + 1), len(same_kind_as)
     graph = scipy.sparse.csr_array((np.ones(len(entries[0]), np.float32), entries), shape=shape)
     graph.sort_indices()
     return graph

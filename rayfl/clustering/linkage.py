@@ -66,13 +66,13 @@ def build_linkage(
         if sizes is None:
             sizes = np.ones(count, np.int64)
         elif method == "ward":
-            _weigh(distances, sizes)
+            _weigh_for_ward(distances, sizes)
         pairs, heights = _nearest_neighbour_chain(distances, sizes, method)
         return linkage_of(pairs, heights, sizes)
     return np.asarray(scipy.cluster.hierarchy.linkage(distances, method), np.float64)
 
 
-def _weigh(distances: Distances, sizes: NDArray[np.integer]) -> None:
+def _weigh_for_ward(distances: Distances, sizes: NDArray[np.integer]) -> None:
     """Ward's distance of groups of n and m equal members: ``sqrt(2 n m / (n + m))`` times their distance."""
     start = 0
     for i, n in enumerate(sizes[:-1].tolist()):

@@ -49,7 +49,7 @@ class Fit:
         distances: Array,
         members: Sequence[NDArray[np.floating]],
         clusters: NDArray[np.integer],
-        own: Labels,
+        labels: Labels,
     ) -> Fit:
         """The fit of newcomers, from their distances to all clusters.
 
@@ -58,18 +58,18 @@ class Fit:
             distances: from each newcomer to each cluster ``(B, C)``.
             members: for each cluster the known distances of its members to it ``(m_c,)``.
             clusters: ids of the clusters ``(C,)``.
-            own: the cluster of each newcomer ``(B,)``.
+            labels: the cluster of each newcomer ``(B,)``.
         """
         largest = np.array([values.max() if len(values) else np.nan for values in members])
         is_small = np.array([len(values) < FEW for values in members], np.bool_)
         usual = np.where(is_small, np.fmax.reduce(largest), largest)
-        is_own = own[:, None] == clusters
+        is_own = labels[:, None] == clusters
         next_distances = np.where(is_own, np.inf, distances).min(axis=1, initial=np.inf)
         assigned = is_own.any(axis=1)
         column = is_own.argmax(axis=1)
         return cls(
             measure,
-            np.where(assigned, distances[np.arange(len(own)), column], np.nan),
+            np.where(assigned, distances[np.arange(len(labels)), column], np.nan),
             np.where(np.isfinite(next_distances), next_distances, np.nan),
             np.where(assigned, usual[column], np.nan),
         )

@@ -58,15 +58,15 @@ def most_used(labels: NDArray[np.int64], models: NDArray[np.int64], clusters: in
     return model_of_cluster
 
 
-def reuse(labels: NDArray[np.int64], used: NDArray[np.int64], models: int) -> NDArray[np.int64]:
+def reuse(labels: NDArray[np.int64], occupied: NDArray[np.int64], models: int) -> NDArray[np.int64]:
     """Give new clusters (labels from ``models`` on) the numbers of clusters that have no members.
 
     Args:
         labels: ``(n,)``.
-        used: the clusters that have members; those from ``models`` on are ignored.
+        occupied: the clusters that have members; those from ``models`` on are ignored.
         models: K.
     """
-    free = np.setdiff1d(np.arange(models), used)
+    free = np.setdiff1d(np.arange(models), occupied)
     new_labels = np.unique(labels[labels >= models])
     numbers = np.concatenate([free, np.arange(models, models + len(new_labels))])[: len(new_labels)]
     renumbered = labels.copy()
@@ -76,17 +76,17 @@ def reuse(labels: NDArray[np.int64], used: NDArray[np.int64], models: int) -> ND
 
 
 def completed(
-    labels: NDArray[np.int64], others: NDArray[np.int64], present: NDArray[np.bool_]
+    labels: NDArray[np.int64], kept_models: NDArray[np.int64], present: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     """The model of each client ``(N,)`` after a clustering.
 
     Args:
         labels: the clusters ``(N,)``, -1 for clients in none.
-        others: the models that absent clients in no cluster keep ``(N,)``; present clients in no cluster use
-            the largest cluster's model.
+        kept_models: the models that absent clients in no cluster keep ``(N,)``; present clients in no cluster
+            use the largest cluster's model.
         present: which clients are present ``(N,)``.
     """
     clustered = labels >= 0
-    assignment = np.where(clustered, labels, others)
+    assignment = np.where(clustered, labels, kept_models)
     assignment[~clustered & present] = np.bincount(labels[clustered]).argmax()
     return assignment

@@ -37,7 +37,7 @@ def assign(
     measure, vectors = clustering.measure, clustering.signature.vectors
     rows = np.asarray(newcomer_rows(measure, old, new, vectors), np.float64)
     distances = np.asarray(condensed_distances(measure, old, vectors=vectors), np.float64)
-    return _placed(clustering, extend(distances, rows), old_labels, threshold, next_id)
+    return _newcomer_labels(clustering, extend(distances, rows), old_labels, threshold, next_id)
 
 
 def assign_by_distances(
@@ -61,10 +61,10 @@ def assign_by_distances(
 
     order = np.argsort(labels < 0, kind="stable")  # newcomers last
     reordered = squareform(squareform(distances)[np.ix_(order, order)], checks=False)
-    return _placed(clustering, reordered, labels[labels >= 0], threshold, next_id)
+    return _newcomer_labels(clustering, reordered, labels[labels >= 0], threshold, next_id)
 
 
-def _placed(
+def _newcomer_labels(
     clustering: Clustering,
     distances: NDArray[np.float64],
     old_labels: NDArray[np.integer],

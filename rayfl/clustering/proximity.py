@@ -120,13 +120,13 @@ def pack(
         DataError: if the signatures do not fit the proximity or one another.
     """
     if proximity in VECTOR_DISTANCES:
-        rows = _rows(signatures, first)
+        rows = _signature_rows(signatures, first)
         return Block(len(rows), ((np.arange(len(rows)), rows[None]),))
     if proximity == RELEVANCE:
         raise ConfigError("clustering.proximity", "relevance compares relations, not signatures", "")
     if proximity in POINTS:
         _check_points(proximity, signatures, first)
-        return Block(len(signatures), _by_count([points.T for points in signatures]))
+        return Block(len(signatures), _parts_by_count([points.T for points in signatures]))
     if proximity not in ANGLES:
         raise ConfigError(
             "clustering.proximity", f"no proximity {proximity!r}", nearest(proximity, PROXIMITIES)
@@ -143,14 +143,14 @@ def pack(
             )
     if proximity == "principal_angle":
         with one_thread():
-            signatures = [_span(signature) for signature in signatures]
-    parts = _by_count(signatures)
+            signatures = [_orthonormal_basis(signature) for signature in signatures]
+    parts = _parts_by_count(signatures)
     if proximity != "principal_angle":
-        parts = tuple((positions, _unit(columns)) for positions, columns in parts)
+        parts = tuple((positions, _unit_vectors(columns)) for positions, columns in parts)
     return Block(len(signatures), parts, vectors)
 
 
-def _by_count(
+def _parts_by_count(
     signatures: Sequence[NDArray[np.floating]],
 ) -> tuple[tuple[NDArray[np.intp], Distances], ...]:
     """The parts of a block, of signatures ``(D, p_i)``."""
@@ -178,7 +178,7 @@ def take(blocks: Sequence[Block], ids: NDArray[np.integer]) -> Block:
         positions = np.concatenate([places for places, _ in pieces])
         if len(positions):
             width = max(vectors.shape[-1] for _, vectors in pieces)
-            parts.append((positions, np.concatenate([_wide(v, width) for _, v in pieces], axis=1)))
+            parts.append((positions, np.concatenate([_pad_with_zeros(v, width) for _, v in pieces], axis=1)))
     return Block(len(ids), tuple(parts), blocks[0].vectors if blocks else None)
 
 
@@ -280,7 +280,7 @@ def cross_distances(
 
 def _compare_parts(
     proximity: str,
-    part: tuple[NDArray[np.intp], Distances],
+    first: tuple[NDArray[np.intp], Distances],
     second: tuple[NDArray[np.intp], Distances],
     within: bool,
     precise: bool,
@@ -290,10 +290,10 @@ def _compare_parts(
     """Fill ``out`` with the distances between two parts of the clients, a matrix product at a time."""
     from scipy.spatial.distance import cdist
 
-    (row_places, u), (column_places, v) = part, second
+    (row_places, u), (column_places, v) = first, second
     if proximity in VECTOR_DISTANCES:
         width = max(u.shape[-1], v.shape[-1])
-        rows, columns = _wide(u[0], width), _wide(v[0], width)
+        rows, columns = _pad_with_zeros(u[0], width), _pad_with_zeros(v[0], width)
         values = cdist(rows, columns, proximity)  # type: ignore[call-overload]
         out[np.ix_(row_places, column_places)] = np.maximum(values, 0.0)
         return
@@ -317,16 +317,16 @@ def _compare_parts(
             if same and columns.stop <= i:
                 continue  # below the diagonal
             if not precise:
-                products = _products(single, singles[number])
+                products = _inner_products(single, singles[number])
                 values = _angles(proximity, products, vectors)
-                near = _near(proximity, products, values)
+                near = _needs_double(proximity, products, values)
                 if same:
                     near &= row_places[rows, None] < column_places[columns]  # not from a client to itself
             if precise or near.any():
-                double = _refined(proximity, u[:, rows]) if double is None else double
+                double = _in_double_precision(proximity, u[:, rows]) if double is None else double
                 if number not in doubles:
-                    doubles[number] = _refined(proximity, v[:, columns])
-                refined = _angles(proximity, _products(double, doubles[number]), vectors)
+                    doubles[number] = _in_double_precision(proximity, v[:, columns])
+                refined = _angles(proximity, _inner_products(double, doubles[number]), vectors)
                 values = refined if precise else np.where(near, refined, values)
             out[np.ix_(row_places[rows], column_places[columns])] = values
             if within and not same:  # clients of either part may come first
@@ -355,7 +355,7 @@ def _point_distances(proximity: str, u: Distances, v: Distances, same: bool) -> 
             if same and columns.stop <= i:
                 continue  # below the diagonal
             distances[rows, columns] = _POINT_DISTANCES[proximity](
-                _products(left[:, rows], right[:, columns])
+                _inner_products(left[:, rows], right[:, columns])
             )
     return distances
 
@@ -417,7 +417,7 @@ def _angles(proximity: str, products: Distances, vectors: int | None) -> Array:
     return np.concatenate([ANGLES[proximity](strip, vectors) for strip in strips])
 
 
-def _products(u: Distances, v: Distances) -> Distances:
+def _inner_products(u: Distances, v: Distances) -> Distances:
     """``U_i^T U_j`` of all pairs, ``(n, m, p_i, p_j)``, by one product.
 
     From vectors ``(p_i, n, D)`` and ``(p_j, m, D)``. A view: entries (a, b) of all pairs lie together in
@@ -427,7 +427,7 @@ def _products(u: Distances, v: Distances) -> Distances:
     return product.reshape(len(u), u.shape[1], len(v), v.shape[1]).transpose(1, 3, 0, 2)
 
 
-def _near(proximity: str, products: Distances, values: Array) -> NDArray[np.bool_]:
+def _needs_double(proximity: str, products: Distances, values: Array) -> NDArray[np.bool_]:
     """Pairs with an angle so small that single precision does not suffice."""
     if proximity != "vector_angle_sum":
         return values < NEAR
@@ -437,7 +437,7 @@ def _near(proximity: str, products: Distances, values: Array) -> NDArray[np.bool
     return near
 
 
-def _span(signature: NDArray[np.floating]) -> Distances:
+def _orthonormal_basis(signature: NDArray[np.floating]) -> Distances:
     """An orthonormal basis of the columns: the columns themselves if they are orthonormal up to rounding."""
     gram = signature.T @ signature
     if np.abs(gram - np.eye(len(gram), dtype=gram.dtype)).max() < 1e-5:
@@ -445,19 +445,19 @@ def _span(signature: NDArray[np.floating]) -> Distances:
     return np.asarray(scipy.linalg.orth(signature.astype(np.float64), rcond=1e-5), signature.dtype)
 
 
-def _refined(proximity: str, vectors: Distances) -> Array:
+def _in_double_precision(proximity: str, vectors: Distances) -> Array:
     """Vectors ``(p, n, D)`` that are orthonormal, or of length 1, in double precision.
 
     If a basis U is orthonormal up to e, ``U (3 I - U^T U) / 2`` is so up to e^2 and has the same span.
     """
     vectors = vectors.astype(np.float64)
     if proximity != "principal_angle":
-        return np.asarray(_unit(vectors), np.float64)
+        return np.asarray(_unit_vectors(vectors), np.float64)
     u = vectors.transpose(1, 0, 2)
     return np.ascontiguousarray((1.5 * u - 0.5 * ((u @ u.transpose(0, 2, 1)) @ u)).transpose(1, 0, 2))
 
 
-def _unit(vectors: Any) -> Any:
+def _unit_vectors(vectors: Any) -> Any:
     """Vectors of length 1; zero stays zero."""
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(length > 0, length, 1)
@@ -476,7 +476,7 @@ def _check_points(proximity: str, signatures: Sequence[NDArray[np.floating]], fi
             )
 
 
-def _rows(signatures: Sequence[NDArray[np.floating]], first: int) -> Distances:
+def _signature_rows(signatures: Sequence[NDArray[np.floating]], first: int) -> Distances:
     """Signatures as rows; one-dimensional ones of different lengths are padded with zeros."""
     for client, signature in enumerate(signatures, first):
         if not (np.isfinite(signature).all() and signature.any()):
@@ -484,13 +484,15 @@ def _rows(signatures: Sequence[NDArray[np.floating]], first: int) -> Distances:
     shapes = {signature.shape for signature in signatures}
     if all(len(shape) == 1 for shape in shapes):
         width = max((shape[0] for shape in shapes), default=0)
-        return np.array([_wide(signature, width) for signature in signatures]).reshape(len(signatures), width)
+        return np.array([_pad_with_zeros(signature, width) for signature in signatures]).reshape(
+            len(signatures), width
+        )
     if len(shapes) > 1:
         raise DataError(f"signatures of different shapes cannot be compared: {sorted(shapes)[:3]}")
     return np.array([signature.ravel() for signature in signatures])
 
 
-def _wide(vectors: Any, width: int) -> Any:
+def _pad_with_zeros(vectors: Any, width: int) -> Any:
     """Append zeros on the last axis."""
     missing = width - vectors.shape[-1]
     return np.pad(vectors, [(0, 0)] * (vectors.ndim - 1) + [(0, missing)]) if missing else vectors
@@ -511,7 +513,7 @@ def relevance_matrix(relations: Sequence[NDArray[np.floating]]) -> Array:
     Raises:
         DataError: if the rows do not make a square matrix.
     """
-    r = np.array(_square(relations), dtype=np.float64).reshape(len(relations), len(relations))
+    r = np.array(_checked_relations(relations), dtype=np.float64).reshape(len(relations), len(relations))
     similarity = (r + r.T) / 2
     np.fill_diagonal(similarity, 1.0)
     return similarity
@@ -525,7 +527,7 @@ def relevance_distances(
     The result is ``(N (N - 1) / 2,)``. Arguments and errors as :func:`relevance_matrix` and
     :func:`condensed_distances`.
     """
-    clients = len(_square(relations))
+    clients = len(_checked_relations(relations))
     distances: Distances = np.empty(clients * (clients - 1) // 2, np.float64 if precise else np.float32)
     starts = range(0, clients, block)
     for i in starts:
@@ -536,7 +538,7 @@ def relevance_distances(
     return distances
 
 
-def _square(relations: Sequence[NDArray[np.floating]]) -> Sequence[NDArray[np.floating]]:
+def _checked_relations(relations: Sequence[NDArray[np.floating]]) -> Sequence[NDArray[np.floating]]:
     clients = len(relations)
     if any(np.shape(row) != (clients,) for row in relations):
         raise DataError(f"relevance needs a row of {clients} relations from each of the {clients} clients")

@@ -56,12 +56,12 @@ class Represented:
     radius: float
 
 
-def sample(clients: int, most: int, seed: int) -> Ids:
-    """The sampled representatives, ascending: ``REPRESENTATIVES`` of N clients, at most half of ``most``.
+def sample(clients: int, max_representatives: int, seed: int) -> Ids:
+    """The sampled representatives, ascending: ``REPRESENTATIVES`` of N clients.
 
-    The other half is kept for strangers.
+    At most half of ``max_representatives``: the other half is kept for strangers.
     """
-    count = max(1, min(REPRESENTATIVES, most // 2, clients))
+    count = max(1, min(REPRESENTATIVES, max_representatives // 2, clients))
     return np.sort(generator(seed, "representatives").choice(clients, count, replace=False)).astype(np.int64)
 
 
@@ -96,7 +96,7 @@ def link(
     radius = radius if threshold is None else min(radius, threshold)
     while True:
         strangers = np.flatnonzero(distances > radius)
-        assigned = _lead(proximity, blocks, strangers, radius, len(sampled))
+        assigned = _assign_strangers(proximity, blocks, strangers, radius, len(sampled))
         if assigned is not None:
             break
         radius = max(radius * WIDEN, 1e-3 * float(distances.max()))
@@ -125,12 +125,12 @@ def _usual_distance(proximity: str, block: Block) -> float:
     return float(high + FENCE * (high - low))
 
 
-def _lead(
-    proximity: str, blocks: Sequence[Block], strangers: Ids, radius: float, most: int
+def _assign_strangers(
+    proximity: str, blocks: Sequence[Block], strangers: Ids, radius: float, max_leaders: int
 ) -> tuple[Ids, Distances] | None:
     """The representative of every stranger and its distance; itself if none before it is within the radius.
 
-    None if more than ``most`` strangers would become representatives.
+    None if more than ``max_leaders`` strangers would become representatives.
     """
     leader_of, distances = strangers.copy(), np.zeros(len(strangers), np.float32)
     leaders: list[int] = []
@@ -151,6 +151,6 @@ def _lead(
             leader_of[start + follow], distances[start + follow] = ids[place], pairwise[place, follow]
             free[follow] = False
             leaders.append(int(ids[place]))
-        if len(leaders) > most:
+        if len(leaders) > max_leaders:
             return None
     return leader_of, distances

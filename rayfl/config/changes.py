@@ -12,10 +12,10 @@ from rayfl.config.reading import item, load
 from rayfl.config.schema import CHANGEABLE, USED_BY_SOME, Config
 from rayfl.errors import ConfigError
 
-_SAID = frozenset({"name", "plugins", "algorithm", "algorithm.name", "seed"})
+_ALREADY_IN_NAME = frozenset({"name", "plugins", "algorithm", "algorithm.name", "seed"})
 """Settings that the name of a run directory contains anyway, or does not need."""
 
-_LONGEST = 24
+_MAX_LENGTH = 24
 """Characters of one name or value."""
 
 
@@ -42,19 +42,21 @@ def changes(
     differing: dict[str, Any] = {}
     unused_sections = [section for section in USED_BY_SOME if section not in config.algorithm.takes]
     for path in paths:
-        if path.partition(".")[0] not in (*CHANGEABLE, *unused_sections) and path not in _SAID:
-            differing.update(_differing(path.removesuffix(".name"), run_settings, source_settings))
+        if path.partition(".")[0] not in (*CHANGEABLE, *unused_sections) and path not in _ALREADY_IN_NAME:
+            differing.update(_differing_settings(path.removesuffix(".name"), run_settings, source_settings))
     short = {path: path.rpartition(".")[2] for path in differing}
     names = list(short.values())
     return tuple(
-        f"{_safe(name if names.count(name) == 1 else path)}={_safe(_value(differing[path]))}"
+        f"{_file_safe(name if names.count(name) == 1 else path)}={_file_safe(_short_value(differing[path]))}"
         for path, name in short.items()
     )
 
 
-def _differing(path: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _differing_settings(
+    path: str, run_settings: Mapping[str, Any], source_settings: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
     """The settings at ``path`` or below that differ; a part with another name counts as one setting."""
-    value, old_value = _at(here, path), _at(there, path)
+    value, old_value = _value_at(run_settings, path), _value_at(source_settings, path)
     if value == old_value or (value is None and old_value is None):
         return
     inner = value if isinstance(value, Mapping) else None
@@ -64,22 +66,22 @@ def _differing(path: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> 
         yield path, value
         return
     for key in inner:
-        yield from _differing(f"{path}.{key}", here, there)
+        yield from _differing_settings(f"{path}.{key}", run_settings, source_settings)
 
 
-def _at(settings: Any, path: str) -> Any:
+def _value_at(settings: Any, path: str) -> Any:
     for key in path.split("."):
         settings = item(settings, key)
     return settings
 
 
-def _value(value: Any) -> str:
+def _short_value(value: Any) -> str:
     """``0.3``, ``lenet5`` for a part, ``5-4-1`` for a list; for a list of sections their number."""
     if isinstance(value, Mapping):
         return str(value.get("name", len(value)))
     if isinstance(value, (list, tuple)):
         plain = not any(isinstance(each, Mapping) for each in value)
-        return "-".join(map(_value, value)) if plain else str(len(value))
+        return "-".join(map(_short_value, value)) if plain else str(len(value))
     if isinstance(value, float):
         return f"{value:g}"
     if value is None or isinstance(value, bool):
@@ -87,6 +89,6 @@ def _value(value: Any) -> str:
     return str(value).rstrip("/").rpartition("/")[2]  # of a path its last part
 
 
-def _safe(text: str) -> str:
+def _file_safe(text: str) -> str:
     """Text as part of a file name: ASCII, short, without slashes and spaces."""
-    return re.sub(r"[^A-Za-z0-9._+]+", "-", text)[:_LONGEST].strip("-") or "-"
+    return re.sub(r"[^A-Za-z0-9._+]+", "-", text)[:_MAX_LENGTH].strip("-") or "-"

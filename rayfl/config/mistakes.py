@@ -50,7 +50,7 @@ def explain(
     parents = {p.path[:k] for _, p in errors for k in range(len(p.path))}
     errors = [(e, p) for e, p in errors if e["type"] != "literal_error" or p.path not in parents]
     # What the user wrote comes first, then what is missing, then what a part computed from other mistakes.
-    first, place = min(errors, key=lambda e: (not _given(settings, e[1]), e[0]["type"] != "missing"))
+    first, place = min(errors, key=lambda e: (not _is_given(settings, e[1]), e[0]["type"] != "missing"))
     depth = len(place.path)
     # The branches of a union, and what lies within, are one mistake.
     rest = {p.path for _, p in errors if p.path[:depth] != place.path[: len(p.path)]}
@@ -60,7 +60,7 @@ def explain(
     if kind in ("extra_forbidden", "invalid_key"):
         part = part_name(place.owner) if place.owner and owner and issubclass(place.owner, Section) else None
         within = f" in {owner}" + (f" ({part})" if part else "") if owner else ""
-        return ConfigError(dotted, f"no such setting{within}{others}", _right_key(last, place))
+        return ConfigError(dotted, f"no such setting{within}{others}", _key_remedy(last, place))
     if kind == "no_such_part":
         name = str(first["ctx"]["part"])
         kind = last if not last.isdigit() else place.path[-2].rstrip("s")
@@ -74,7 +74,7 @@ def explain(
     return ConfigError(dotted or "config", what + others, f"expected {expected}" if expected else "")
 
 
-def _right_key(key: str, place: _Place) -> str:
+def _key_remedy(key: str, place: _Place) -> str:
     """The remedy for an unknown key: the part that has it, or the nearest key of its own section."""
     owners = [name for name, part in place.siblings.items() if name and key in part.model_fields]
     if owners:
@@ -90,7 +90,7 @@ def _right_key(key: str, place: _Place) -> str:
     return nearest(key, place.owner.model_fields if place.owner else ())
 
 
-def _given(settings: Any, place: _Place) -> bool:
+def _is_given(settings: Any, place: _Place) -> bool:
     """Whether the user (or an algorithm's default) wrote something at this place."""
     for step in place.path:
         if isinstance(settings, Mapping) and step in settings:
@@ -143,12 +143,12 @@ def _locate(loc: Sequence[int | str], settings: Any, root: type[BaseModel]) -> _
         parts = sections(annotation, metadata)
         inner, choices = parts.get(None), {} if None in parts else parts
         if choices:
-            inner = choices.get(_name(settings))
+            inner = choices.get(_chosen_name(settings))
         branched = False
     return _Place(tuple(path), owner, siblings, choices, describe(annotation, metadata))
 
 
-def _name(settings: Any) -> str:
+def _chosen_name(settings: Any) -> str:
     """The name of the part that settings choose; empty if they name none."""
     name = settings.get("name") if isinstance(settings, Mapping) else settings
     return name if isinstance(name, str) else ""

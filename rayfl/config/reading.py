@@ -45,7 +45,7 @@ def paper_of(path: Path) -> Paper:
     Raises:
         ConfigError: if the block is missing or invalid; one line.
     """
-    return _paper(_read_yaml(path), path)
+    return _parse_paper(_read_yaml(path), path)
 
 
 def with_paper(path: Path) -> tuple[Paper | None, Config]:
@@ -55,12 +55,12 @@ def with_paper(path: Path) -> tuple[Paper | None, Config]:
         ConfigError: as :func:`paper_of` and :func:`load`.
     """
     settings = _read_yaml(path)
-    paper = _paper(settings, path) if "paper" in settings else None
+    paper = _parse_paper(settings, path) if "paper" in settings else None
     settings.pop("paper", None)
     return paper, load(settings)
 
 
-def _paper(settings: Mapping[str, Any], path: Path) -> Paper:
+def _parse_paper(settings: Mapping[str, Any], path: Path) -> Paper:
     try:
         return Paper.model_validate(settings.get("paper"))
     except ValidationError as error:
@@ -87,35 +87,39 @@ def load(
         ConfigError: one line: where, what, and what would be right.
     """
     settings, part_settings, overrides = read(source), plain(parts), names_first(overrides)
-    wanted = with_overrides({**settings, **part_settings}, overrides)
-    plugins.refuse_old([*_plugins_in(wanted), *_targets(wanted)])  # old versions may have other settings
-    config = _completed(settings, part_settings, overrides, wanted)
+    requested = with_overrides({**settings, **part_settings}, overrides)
+    # Old versions may have other settings.
+    plugins.refuse_old([*_plugins_in(requested), *_possible_targets(requested)])
+    config = _resolve_with_plugins(settings, part_settings, overrides, requested)
     plugins.refuse_old(modules_of(config))
     return config
 
 
-def continued(begun: Config, overrides: Sequence[str]) -> Config:
+def continued(config: Config, overrides: Sequence[str]) -> Config:
     """The config of an earlier run with overrides, and with the plug-ins with which it was read."""
-    settings, overrides = read(begun), names_first(overrides)
-    return _completed(settings, {}, overrides, with_overrides(settings, overrides))
+    settings, overrides = read(config), names_first(overrides)
+    return _resolve_with_plugins(settings, {}, overrides, with_overrides(settings, overrides))
 
 
-def _targets(value: Any) -> Iterator[str]:
+def _possible_targets(value: Any) -> Iterator[str]:
     """The texts among settings that may be targets (``module:Class``)."""
     if isinstance(value, str) and ":" in value:
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
         for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _targets(each)
+            yield from _possible_targets(each)
 
 
-def _completed(
-    settings: dict[str, Any], given: dict[str, Any], overrides: Sequence[str], wanted: dict[str, Any]
+def _resolve_with_plugins(
+    settings: dict[str, Any],
+    part_settings: dict[str, Any],
+    overrides: Sequence[str],
+    requested: dict[str, Any],
 ) -> Config:
-    bring_plugins(wanted)
-    if algorithm_of(wanted) is not algorithm_of(settings):
-        wanted = with_overrides({**used(settings, algorithm_of(wanted)), **given}, overrides)
-    return resolve(wanted)
+    bring_plugins(requested)
+    if algorithm_of(requested) is not algorithm_of(settings):
+        requested = with_overrides({**used(settings, algorithm_of(requested)), **part_settings}, overrides)
+    return resolve(requested)
 
 
 def reload(source: Path | Mapping[str, Any]) -> Config:
@@ -187,7 +191,7 @@ def _read_yaml(source: str | Path) -> dict[str, Any]:
         remedy = "name a preset or an existing file" if is_path else nearest(str(source), presets())
         raise ConfigError(one_line(str(source)), "no such file" if is_path else "no such preset", remedy)
     try:
-        settings = parse(path.read_text(encoding="utf-8"), own=path.parent == PRESETS)
+        settings = parse(path.read_text(encoding="utf-8"), trusted=path.parent == PRESETS)
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
     except NOT_YAML as error:
@@ -231,7 +235,7 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
         excluded = EXCLUDED.get(path.strip())
         if excluded is not None and excluded not in override_paths and parsed is not None:
             _assign(result, excluded.split("."), None)  # a default of the algorithm must not bring it back
-        _assign(result, _present(result, keys), parsed)
+        _assign(result, _current_path(result, keys), parsed)
     return result
 
 
@@ -243,9 +247,9 @@ def names_first(overrides: Sequence[str]) -> list[str]:
         return [overrides]
     ordered: list[str] = []
     for text in overrides:
-        part, value = _part_named(text)
+        part, value = _overridden_part(text)
         place = len(ordered)
-        same_part = [_part_named(earlier)[0] == part for earlier in ordered]
+        same_part = [_overridden_part(earlier)[0] == part for earlier in ordered]
         if part and value and not any(same_part):  # a second name drops the settings given for the first
             indices = (
                 index for index, earlier in enumerate(ordered) if earlier.strip().startswith(f"{part}.")
@@ -255,13 +259,13 @@ def names_first(overrides: Sequence[str]) -> list[str]:
     return ordered
 
 
-def _part_named(text: str) -> tuple[str, bool]:
+def _overridden_part(text: str) -> tuple[str, bool]:
     """The path that an override sets, without ``.name``; and whether its value may be a name."""
     path, _, value = text.partition("=")
     return path.strip().removesuffix(".name"), re.fullmatch(r"\s*[A-Za-z_][\w.:/-]*\s*", value) is not None
 
 
-def _present(settings: Mapping[str, Any], path: Sequence[str]) -> list[str]:
+def _current_path(settings: Mapping[str, Any], path: Sequence[str]) -> list[str]:
     """The current names of a dotted setting (:attr:`~rayfl.settings.Section.renamed`)."""
     current: list[str] = []
     section: type[BaseModel] | None = Config
@@ -303,7 +307,7 @@ def _assign(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
     node: Any = settings
     for depth, part in enumerate(path[:-1]):
         if isinstance(node, list):
-            _refuse_place(node, path, depth)
+            _refuse_index(node, path, depth)
         inner = item(node, part)
         if isinstance(inner, str):  # the short form 'algorithm: pacfl'
             inner = {"name": inner}
@@ -314,14 +318,14 @@ def _assign(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
         node = inner
     last, old = path[-1], item(node, path[-1])
     if isinstance(node, list):
-        _refuse_place(node, path, len(path) - 1)
+        _refuse_index(node, path, len(path) - 1)
     elif last == "name" and len(path) > 1 and node.get("name") not in (None, value):
         node.clear()
     renames = isinstance(old, dict) and isinstance(value, str) and old.get("name") == value
     node[int(last) if isinstance(node, list) else last] = old if renames else value
 
 
-def _refuse_place(items: list[Any], path: Sequence[str], depth: int) -> None:
+def _refuse_index(items: list[Any], path: Sequence[str], depth: int) -> None:
     """Refuse a path into a list that has no such item.
 
     Raises:
@@ -349,42 +353,44 @@ def resolve(settings: Mapping[str, Any]) -> Config:
     part = algorithm_of(settings)
     for section, values in (part.defaults if part else {}).items():
         settings[section] = _merge(values, settings.get(section))
-    settings = _complete(settings, Config)
+    settings = _name_default_parts(settings, Config)
     try:
         config = Config.model_validate(settings)
     except ValidationError as error:
         raise explain(error, settings) from None
-    _refuse_truth(settings, config)
+    _refuse_booleans(settings, config)
     return config
 
 
-def _refuse_truth(given: object, taken: object, where: str = "", field: FieldInfo | None = None) -> None:
+def _refuse_booleans(
+    written: object, validated: object, where: str = "", field: FieldInfo | None = None
+) -> None:
     """Refuse YAML's yes, on and true where a number is wanted: Pydantic takes them for 1."""
-    if isinstance(given, bool) and not isinstance(taken, bool):
+    if isinstance(written, bool) and not isinstance(validated, bool):
         expected = describe(field.annotation, field.metadata) if field else ""
-        raise ConfigError(where, shown(given), f"expected {expected}")
-    if isinstance(given, Mapping) and isinstance(taken, BaseModel):
-        for key, value in given.items():
-            inner = type(taken).model_fields[key]
-            _refuse_truth(value, getattr(taken, key), f"{where}.{key}".lstrip("."), inner)
-    elif isinstance(given, (list, tuple)) and isinstance(taken, tuple):
-        for place, (value, item) in enumerate(zip(given, taken, strict=False)):
-            _refuse_truth(value, item, f"{where}.{place}" if isinstance(value, Mapping) else where, field)
+        raise ConfigError(where, shown(written), f"expected {expected}")
+    if isinstance(written, Mapping) and isinstance(validated, BaseModel):
+        for key, value in written.items():
+            inner = type(validated).model_fields[key]
+            _refuse_booleans(value, getattr(validated, key), f"{where}.{key}".lstrip("."), inner)
+    elif isinstance(written, (list, tuple)) and isinstance(validated, tuple):
+        for place, (value, item) in enumerate(zip(written, validated, strict=False)):
+            _refuse_booleans(value, item, f"{where}.{place}" if isinstance(value, Mapping) else where, field)
 
 
-def _merge(base: Mapping[str, Any], over: Any) -> Any:
-    """``base`` updated by ``over``, recursively; a part of another name replaces the base's part."""
-    if over is None or (isinstance(over, str) and base.get("name") == over):
+def _merge(base: Mapping[str, Any], changes: Any) -> Any:
+    """``base`` updated by ``changes``, recursively; a part of another name replaces the base's part."""
+    if changes is None or (isinstance(changes, str) and base.get("name") == changes):
         return dict(base)
-    if not isinstance(over, Mapping) or over.get("name", base.get("name")) != base.get("name"):
-        return over
+    if not isinstance(changes, Mapping) or changes.get("name", base.get("name")) != base.get("name"):
+        return changes
     merged = dict(base)
-    for key, value in over.items():
+    for key, value in changes.items():
         merged[key] = _merge(base[key], value) if isinstance(base.get(key), Mapping) else value
     return merged
 
 
-def _complete(values: Mapping[str, Any], section: type[BaseModel]) -> dict[str, Any]:
+def _name_default_parts(values: Mapping[str, Any], section: type[BaseModel]) -> dict[str, Any]:
     """Name the default part where settings name none, and drop empty sections.
 
     Settings under a former name (:attr:`~rayfl.settings.Section.renamed`) get the current one.
@@ -404,7 +410,7 @@ def _complete(values: Mapping[str, Any], section: type[BaseModel]) -> dict[str, 
                     value = named(value, default)
                 chosen = value.get("name")
                 inner = choices.get(None) or (choices.get(chosen) if isinstance(chosen, str) else None)
-                value = _complete(value, inner) if inner else value
+                value = _name_default_parts(value, inner) if inner else value
         result[key] = value
     return result
 

@@ -83,7 +83,7 @@ NodeMark = Annotated[
 ]
 """What marks nodes: a custom resource of Ray's, or a label ``key=value``."""
 
-_EVERYWHERE = ("CPU", "GPU", "memory", "object_store_memory")
+_RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")
 """Ray's own resources: they do not mark nodes, and are requested from Ray by other options."""
 
 RemoteRoot = Annotated[str, Field(pattern=URL, title="a URL such as s3://bucket/runs")]
@@ -92,7 +92,7 @@ RemoteRoot = Annotated[str, Field(pattern=URL, title="a URL such as s3://bucket/
 _BLOCK_WORK = 1e7
 """Parameters times samples that take a core a few milliseconds: less is not worth a message."""
 
-_MOST = 64
+_MAX_BLOCK_CLIENTS = 64
 """Maximum number of clients in a block of a large cohort, unless ``_BLOCK_WORK`` needs more clients."""
 
 
@@ -238,7 +238,7 @@ class Execution(Section):
             raise ValueError(
                 f"gpus_per_actor: got {self.gpu_share:g}; expected whole GPUs, or a share below 1"
             )
-        if self.servers_on in _EVERYWHERE:
+        if self.servers_on in _RAY_RESOURCES:
             raise ValueError(
                 f"servers_on: {self.servers_on} is a resource of Ray's own, which marks no nodes; use "
                 "a custom one, such as stays"
@@ -278,7 +278,7 @@ class Execution(Section):
             while blocks > 4 and work * cohort / blocks < _BLOCK_WORK:
                 blocks //= 2
             size = -(-cohort // blocks)
-            size = min(max(_MOST, math.ceil(_BLOCK_WORK / work)), size) if blocks == 16 else size
+            size = min(max(_MAX_BLOCK_CLIENTS, math.ceil(_BLOCK_WORK / work)), size) if blocks == 16 else size
         else:
             size = self.block_size
         return min(size, self.clients_per_actor or size)
@@ -480,13 +480,13 @@ class Config(Section):
             settings = getattr(self, section)
             idle = [key for key in keys if getattr(settings, key) != getattr(type(settings)(), key)]
             if idle:
-                raise self._idle(f"{section}.{idle[0]}", section)
+                raise self._unused_setting_error(f"{section}.{idle[0]}", section)
         for place, event in enumerate(self.events):
             if isinstance(event, Outage) and "hierarchy" not in self.algorithm.takes:
-                raise self._idle(f"events.{place}", "hierarchy")
+                raise self._unused_setting_error(f"events.{place}", "hierarchy")
         return self
 
-    def _idle(self, where: str, section: str) -> ConfigError:
+    def _unused_setting_error(self, where: str, section: str) -> ConfigError:
         takers = ", ".join(name for name, part in ALGORITHMS.items() if section in part.takes)
         return ConfigError(
             where,
@@ -498,7 +498,7 @@ class Config(Section):
         """Yield the dotted path and the section, for all sections that the run uses, also nested ones."""
         for name in type(self).model_fields:
             if name not in USED_BY_SOME or name in self.algorithm.takes:
-                yield from _within(getattr(self, name), name)
+                yield from _nested_sections(getattr(self, name), name)
 
     @property
     def public_samples(self) -> int:
@@ -515,14 +515,14 @@ class Config(Section):
         return text.dump(self.to_dict())
 
 
-def _within(value: object, where: str) -> Iterator[tuple[str, Section]]:
+def _nested_sections(value: object, where: str) -> Iterator[tuple[str, Section]]:
     if isinstance(value, tuple):
         for place, part in enumerate(value):
-            yield from _within(part, f"{where}.{place}")
+            yield from _nested_sections(part, f"{where}.{place}")
     if isinstance(value, Section):
         yield where, value
         for name in type(value).model_fields:
-            yield from _within(getattr(value, name), f"{where}.{name}")
+            yield from _nested_sections(getattr(value, name), f"{where}.{name}")
 
 
 def json_schema() -> dict[str, Any]:

@@ -18,18 +18,18 @@ def problem_of(error: Exception) -> str:
     return " ".join(str(getattr(error, "problem", None) or error).split())
 
 
-def parse(text: str, own: bool = False) -> Any:
+def parse(text: str, trusted: bool = False) -> Any:
     """The value of YAML text.
 
     Args:
         text: the YAML.
-        own: whether the text comes with rayfl, and so is known to be valid. It is read by libyaml, which is
-            many times faster, but crashes the process if brackets are nested too deeply.
+        trusted: whether the text comes with rayfl, and so is known to be valid. It is read by libyaml, which
+            is many times faster, but crashes the process if brackets are nested too deeply.
 
     Raises:
         one of :data:`NOT_YAML`.
     """
-    return yaml.load(text, Loader=_OwnLoader if own else _Loader)
+    return yaml.load(text, Loader=_TrustedLoader if trusted else _Loader)
 
 
 def dump(values: Mapping[str, Any]) -> str:
@@ -43,16 +43,16 @@ def as_value(value: Any) -> str:
     Raises:
         TypeError: if JSON cannot represent the value.
     """
-    return _SURROGATES.sub(_escaped, json.dumps(value))
+    return _SURROGATES.sub(_escape_surrogates, json.dumps(value))
 
 
 _SURROGATES = re.compile(r"(?<!\\)((?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
 """A character beyond U+FFFF as JSON writes it, after an even number of backslashes."""
 
 
-def _escaped(found: re.Match[str]) -> str:
-    high, low = (int(found[place], 16) for place in (2, 3))
-    return f"{found[1]}\\U{0x10000 + ((high - 0xD800) << 10) + low - 0xDC00:08x}"
+def _escape_surrogates(match: re.Match[str]) -> str:
+    high, low = (int(match[place], 16) for place in (2, 3))
+    return f"{match[1]}\\U{0x10000 + ((high - 0xD800) << 10) + low - 0xDC00:08x}"
 
 
 class _Loader(yaml.SafeLoader):
@@ -70,9 +70,11 @@ class _Loader(yaml.SafeLoader):
         """As YAML defines it, but aliases may not make a small file huge or endless."""
         root: yaml.Node | None = super().get_single_node()
         sizes: dict[int, int] = {}
-        written = _expanded(root, sizes) if root is not None else 0
-        if written - len(sizes) > _REPEATED:
-            problem = f"aliases repeat {written - len(sizes):.3g} values; at most {_REPEATED:,} are allowed"
+        written = _expanded_size(root, sizes) if root is not None else 0
+        if written - len(sizes) > _MAX_REPEATED:
+            problem = (
+                f"aliases repeat {written - len(sizes):.3g} values; at most {_MAX_REPEATED:,} are allowed"
+            )
             raise yaml.constructor.ConstructorError(None, None, problem, getattr(root, "start_mark", None))
         return root
 
@@ -87,11 +89,11 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_REPEATED = 100_000
+_MAX_REPEATED = 100_000
 """Values that aliases may repeat: a few hundred bytes of nested anchors mean billions of values."""
 
 
-def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
+def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
     """The number of values in a node; values behind aliases count at each occurrence.
 
     Args:
@@ -107,7 +109,7 @@ def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
     size = 1
     for child in inner:
         for each in child if isinstance(child, tuple) else (child,):
-            size += _expanded(each, sizes)
+            size += _expanded_size(each, sizes)
     sizes[id(node)] = size
     return size
 
@@ -116,11 +118,11 @@ class _Dumper(yaml.SafeDumper):
     """Quotes the text that :class:`_Loader` would take for a number."""
 
 
-class _OwnLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _TrustedLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """libyaml's reader, where PyYAML has it."""
 
 
-for _yaml in (_Loader, _OwnLoader, _Dumper):
+for _yaml in (_Loader, _TrustedLoader, _Dumper):
     _yaml.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"^[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"),

@@ -19,7 +19,7 @@ from rayfl.config.reading import (
 )
 from rayfl.config.schema import Config
 
-_OF_SIGNATURES = (
+_SIGNATURE_SETTINGS = (
     "signature",
     "features",
     "embedding",
@@ -48,7 +48,7 @@ def variant(
     """
     source_settings, overrides = read(source), names_first(overrides)
     bring_plugins(with_overrides(source_settings, overrides))
-    settings = _for_another(source_settings, algorithm)
+    settings = _transferred_settings(source_settings, algorithm)
     settings = with_overrides(settings, [*overrides, f"algorithm={algorithm}"])
     return resolve(used(settings, ALGORITHMS.get(algorithm)))
 
@@ -68,18 +68,18 @@ def on_the_same_data(configs: Sequence[Config]) -> list[Config]:
     ]
 
 
-def _for_another(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+def _transferred_settings(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """The settings of a source that also apply to another algorithm."""
     transferred, old_method, new_method = dict(settings), algorithm_of(settings), ALGORITHMS.get(algorithm)
     if new_method is None:
         return transferred
     clustering, training = settings.get("clustering"), settings.get("training")
-    first, second = (_clustering(each) for each in (old_method, new_method))
+    first, second = (_default_clustering(each) for each in (old_method, new_method))
     if isinstance(clustering, Mapping) and first and second:
         same_signature = first["signature"]["name"] == second["signature"]["name"]
-        shared = {key for key in _OF_SIGNATURES if same_signature and first.get(key) == second.get(key)}
+        shared = {key for key in _SIGNATURE_SETTINGS if same_signature and first.get(key) == second.get(key)}
         transferred["clustering"] = {
-            key: clustering[key] for key in clustering if key not in _OF_SIGNATURES or key in shared
+            key: clustering[key] for key in clustering if key not in _SIGNATURE_SETTINGS or key in shared
         }
     if isinstance(training, Mapping) and not new_method.takes_momentum:
         transferred["training"] = {key: training[key] for key in training if key != "momentum"}
@@ -88,7 +88,7 @@ def _for_another(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     return transferred
 
 
-def _clustering(algorithm: type[Algorithm] | None) -> Mapping[str, Any]:
+def _default_clustering(algorithm: type[Algorithm] | None) -> Mapping[str, Any]:
     """How an algorithm clusters by default; empty if its defaults name no signature."""
     defaults: Mapping[str, Any] = algorithm.defaults.get("clustering", {}) if algorithm else {}
     return defaults if "signature" in defaults else {}

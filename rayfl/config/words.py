@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from rayfl.settings import Choice
 
-_KINDS = {
+_WORDS = {
     bool: "true or false",
     int: "an integer",
     float: "a number",
@@ -21,7 +21,7 @@ _KINDS = {
     NoneType: "null",
 }
 
-_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+_BOUND_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
@@ -37,10 +37,10 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         extra = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
         return describe(args[0], [*metadata, *extra])
     if origin is Literal:
-        return _either([repr(a) for a in args])
+        return _join_with_or([repr(a) for a in args])
     if origin in (Union, UnionType):
         words = [w for a in args for w in (map(repr, get_args(a)) if get_origin(a) is Literal else [a])]
-        return _either(
+        return _join_with_or(
             [w if isinstance(w, str) else describe(w, () if w is NoneType else metadata) for w in words]
         )
     if origin is tuple:
@@ -53,12 +53,12 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     bounds = [
         f"{sign} {getattr(m, key):g}"
         for m in metadata
-        for key, sign in _BOUNDS.items()
+        for key, sign in _BOUND_SIGNS.items()
         if hasattr(m, key) and getattr(m, key) < 2**53  # the range of 64 bits is not worth mentioning
     ]
     bounds += [f"a multiple of {m.multiple_of}" for m in metadata if getattr(m, "multiple_of", None)]
     patterns = [f"that matches {m.pattern}" for m in metadata if getattr(m, "pattern", None)]
-    return " ".join([_KINDS.get(annotation, ""), " and ".join(bounds), *patterns]).replace("  ", " ").strip()
+    return " ".join([_WORDS.get(annotation, ""), " and ".join(bounds), *patterns]).replace("  ", " ").strip()
 
 
 def shown(value: Any) -> str:
@@ -66,13 +66,13 @@ def shown(value: Any) -> str:
     if isinstance(value, (Mapping, BaseModel)):
         return "got a section"
     try:
-        text = "nothing" if value is None else repr(value if isinstance(value, _SIMPLE) else str(value))
+        text = "nothing" if value is None else repr(value if isinstance(value, _REPR_TYPES) else str(value))
     except ValueError:  # Python does not print integers of more than 4,300 digits
         text = "an integer of thousands of digits"
     return f"got {text if len(text) <= 60 else text[:57] + '...'}"
 
 
-_SIMPLE = (str, int, float, list, tuple)
+_REPR_TYPES = (str, int, float, list, tuple)
 
 
 def one_line(text: str) -> str:
@@ -80,7 +80,7 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def _either(words: Sequence[str]) -> str:
+def _join_with_or(words: Sequence[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 

@@ -63,12 +63,23 @@ def cluster_coreset(embedding: NDArray[np.float64], labels: NDArray[np.integer])
         embedding: positions of the vertices ``(n, d)``.
         labels: cluster of each vertex ``(n,)``.
     """
-    names, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    sums = np.zeros((len(names), embedding.shape[1]))
+    _, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    sums = np.zeros((len(counts), embedding.shape[1]))
     np.add.at(sums, index, embedding)
-    distance = ((embedding - (sums / counts[:, None])[index]) ** 2).sum(axis=1)
-    order = np.lexsort((distance, index))
-    first = order[np.searchsorted(index[order], np.arange(len(names)))]
+    distances = ((embedding - (sums / counts[:, None])[index]) ** 2).sum(axis=1)
+    return nearest_members(labels, distances)
+
+
+def nearest_members(labels: NDArray[np.integer], distances: NDArray[np.floating]) -> Coreset:
+    """One reference per cluster, weighted by the cluster's share: the member with the least distance.
+
+    Args:
+        labels: cluster of each vertex ``(n,)``.
+        distances: of each vertex to the middle of its cluster ``(n,)``; ties: the first vertex.
+    """
+    _, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.lexsort((distances, index))
+    first = order[np.searchsorted(index[order], np.arange(len(counts)))]
     return Coreset(first.astype(np.int64), counts / counts.sum())
 
 
@@ -82,11 +93,11 @@ def nearest_shares(graph: Graph, ids: Ids) -> Weights:
         graph.adjacency, indices=ids, unweighted=True, min_only=True, return_predecessors=True
     )
     nearest = source[source >= 0]
-    counts = (nearest[:, None] == ids[None, :]).sum(axis=0) if len(ids) < 64 else _count(nearest, ids)
+    counts = (nearest[:, None] == ids[None, :]).sum(axis=0) if len(ids) < 64 else _count_by_id(nearest, ids)
     return np.asarray(counts / counts.sum(), np.float64)
 
 
-def _count(found: NDArray[np.integer], ids: Ids) -> NDArray[np.int64]:
+def _count_by_id(nearest: NDArray[np.integer], ids: Ids) -> NDArray[np.int64]:
     counts = np.zeros(int(ids.max()) + 1, np.int64)
-    np.add.at(counts, found, 1)
+    np.add.at(counts, nearest, 1)
     return counts[ids]

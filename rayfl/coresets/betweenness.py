@@ -13,7 +13,7 @@ from rayfl.random import generator
 
 Array = NDArray[np.float64]
 
-_TOGETHER = 256  # sources in one sparse-dense product
+_SOURCES_AT_ONCE = 256  # sources in one sparse-dense product
 
 
 def select(graph: Graph, references: int, *, seed: int = 0, sources: int | None = None) -> Coreset:
@@ -51,8 +51,8 @@ def centrality(graph: Graph, *, sources: int | None = None, seed: int = 0) -> Ar
     steps.eliminate_zeros()
     steps.data[:] = 1.0
     total = np.zeros(n)
-    for first in range(0, len(starts), _TOGETHER):
-        total += _dependencies(steps, starts[first : first + _TOGETHER])
+    for first in range(0, len(starts), _SOURCES_AT_ONCE):
+        total += _dependencies(steps, starts[first : first + _SOURCES_AT_ONCE])
     return total * (n / len(starts)) / 2.0
 
 

@@ -42,19 +42,19 @@ def error_bound(graph: Graph, coreset: Coreset, power: int, norm: float, smoothn
     return norm / smoothness**power * residual(graph, coreset, power)
 
 
-def rate(vectors: Vectors, kappa: float, taken: int) -> float:
-    """A bound on J after ``taken`` steps, none of them cut: ``eta^2 / (1 + kappa^2 tau^2 eta^2 (k - 1))``.
+def rate(vectors: Vectors, kappa: float, steps: int) -> float:
+    """A bound on J after k ``steps``, none of them cut: ``eta^2 / (1 + kappa^2 tau^2 eta^2 (k - 1))``.
 
     Args:
         vectors: of :func:`~rayfl.coresets.walks.walk_vectors`.
         kappa: the slack.
-        taken: k >= 1.
+        steps: k >= 1.
     """
     norms = column_norms(vectors)
     n = len(norms)
     eta2 = 1.0 - (kappa / (np.sqrt(n) * norms.min())) ** 2
     tau = np.sqrt(n) / norms.sum()
-    return float(eta2 / (1.0 + (kappa * tau) ** 2 * eta2 * (taken - 1)))
+    return float(eta2 / (1.0 + (kappa * tau) ** 2 * eta2 * (steps - 1)))
 
 
 def bandlimit(graph: Graph, values: ArrayLike, smoothness: float) -> NDArray[np.float64]:

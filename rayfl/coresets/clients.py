@@ -25,13 +25,13 @@ from rayfl.errors import DataError
 from rayfl.evaluation.metrics import METRICS, accuracy
 from rayfl.random import generator
 
-_CHUNK = 4096
+_CLIENTS_AT_ONCE = 4096
 """Clients whose distances to all references are in memory at a time."""
 
-_EQUAL = 1e-9
+_DISTANCE_TOLERANCE = 1e-9
 """Distances that differ by less are equal."""
 
-_TIE = 1e-5
+_TIE_SHIFT = 1e-5
 """How far identical clients are moved apart, relative to the spread of all: less than any real difference."""
 
 FILL = 5_000_000
@@ -74,7 +74,7 @@ def client_graph(
     if vectors is None:
         return Graph(_circulants(labels, neighbours, seed), groups=labels, components=True)
     points = np.asarray(vectors, np.float64).reshape(count, -1)
-    distinct_points = _told_apart(points, seed)
+    distinct_points = _with_tie_breakers(points, seed)
     rows: list[NDArray[np.integer]] = []
     columns: list[NDArray[np.integer]] = []
     for label in np.unique(labels):
@@ -93,7 +93,7 @@ def client_graph(
     return Graph(A, points, None if clusters is None else labels, components=True)
 
 
-def _told_apart(points: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+def _with_tie_breakers(points: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
     """The points with two more small random coordinates, so that identical points have different neighbours.
 
     Otherwise many clients with the same histogram would all be joined with the first few of them, and those
@@ -101,7 +101,7 @@ def _told_apart(points: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
     """
     scale = float(points.std()) or 1.0
     draws = generator(seed, "client ties").random((len(points), 2))
-    return np.concatenate([points, _TIE * scale * draws], axis=1)
+    return np.concatenate([points, _TIE_SHIFT * scale * draws], axis=1)
 
 
 def _circulants(labels: NDArray[np.integer], neighbours: int, seed: int) -> sp.csr_array:
@@ -148,7 +148,7 @@ def client_coreset(
     Raises:
         DataError: if an argument is out of range.
     """
-    return _chosen(graph, references, costs, kappa, seed, power, None)
+    return _choose_clients(graph, references, costs, kappa, seed, power, None)
 
 
 def evaluation_coreset(graph: Graph, references: int, *, seed: int = 0) -> Coreset:
@@ -177,15 +177,15 @@ def evaluation_coreset(graph: Graph, references: int, *, seed: int = 0) -> Cores
     neighbours = int(np.clip(round(len(graph) / (2 * max(1, references))), 2, NEIGHBOURS))
     near = graph if neighbours == NEIGHBOURS else client_graph(points, neighbours=neighbours)
     ids = client_coreset(near, references, seed=seed).ids
-    return Coreset(ids, _nearest_shares(points, ids))
+    return Coreset(ids, _shares_by_distance(points, ids))
 
 
-def _nearest_shares(points: NDArray[np.float64], ids: NDArray[np.int64]) -> Weights:
+def _shares_by_distance(points: NDArray[np.float64], ids: NDArray[np.int64]) -> Weights:
     """The share of the points ``(N, d)`` that are nearest to each of those in ``ids``, ``(K,)``, sum 1."""
     shares = np.zeros(len(ids))
-    for first in range(0, len(points), _CHUNK):
-        distances = cdist(points[first : first + _CHUNK], points[ids])
-        nearest = distances <= distances.min(axis=1, keepdims=True) + _EQUAL
+    for first in range(0, len(points), _CLIENTS_AT_ONCE):
+        distances = cdist(points[first : first + _CLIENTS_AT_ONCE], points[ids])
+        nearest = distances <= distances.min(axis=1, keepdims=True) + _DISTANCE_TOLERANCE
         shares += (nearest / nearest.sum(axis=1, keepdims=True)).sum(axis=0)
     return shares / len(points)
 
@@ -219,10 +219,10 @@ def participants(
     Raises:
         DataError: if an argument is out of range.
     """
-    return _chosen(graph, references, costs, kappa, seed, power, eligible)
+    return _choose_clients(graph, references, costs, kappa, seed, power, eligible)
 
 
-def _chosen(
+def _choose_clients(
     graph: Graph,
     references: int,
     costs: ArrayLike | None,
@@ -286,9 +286,9 @@ def weighted_summary(
     result = (
         mean,
         share @ (values * size) / (share @ size),
-        _between(values, share, 0.5, 0.5),
-        _between(values, share, 0.0, 0.1),
-        _between(values, share, 0.9, 1.0),
+        _mean_between(values, share, 0.5, 0.5),
+        _mean_between(values, share, 0.0, 0.1),
+        _mean_between(values, share, 0.9, 1.0),
         var,
         np.sqrt(var * squares / (1 - squares) * left_out) if squares < 1 else np.nan,
         share @ losses,
@@ -296,7 +296,7 @@ def weighted_summary(
     return {name: float(value) for name, value in zip(METRICS, result, strict=True)}
 
 
-def _between(values: Weights, share: Weights, low: float, high: float) -> float:
+def _mean_between(values: Weights, share: Weights, low: float, high: float) -> float:
     """Mean over the part of the population between two quantiles; a quantile if they are equal."""
     order = np.argsort(values, kind="stable")
     upto = np.minimum(np.cumsum(share[order]), 1.0)

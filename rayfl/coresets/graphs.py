@@ -87,14 +87,14 @@ def walk_power(walk: Sparse, power: int) -> Sparse:
     result, square = None, walk
     while power:
         if power & 1:
-            result = square if result is None else _full_as_dense(result @ square)
+            result = square if result is None else _dense_if_full(result @ square)
         power >>= 1
         if power:
-            square = _full_as_dense(square @ square)
+            square = _dense_if_full(square @ square)
     return result
 
 
-def _full_as_dense(matrix: Sparse) -> Sparse:
+def _dense_if_full(matrix: Sparse) -> Sparse:
     if not isinstance(matrix, np.ndarray) and matrix.nnz > 0.1 * matrix.shape[0] ** 2:
         return matrix.toarray()
     return matrix
@@ -171,7 +171,7 @@ def block_model(sizes: Sequence[int], within: float, across: float, seed: int) -
             rows.append(starts[a] + i)
             columns.append(starts[b] + j)
     n = int(starts[-1])
-    A, keep = largest_component(_undirected(np.concatenate(rows), np.concatenate(columns), n))
+    A, keep = largest_component(_undirected_adjacency(np.concatenate(rows), np.concatenate(columns), n))
     return Graph(A, groups=np.repeat(np.arange(len(sizes)), sizes)[keep])
 
 
@@ -200,7 +200,7 @@ def preferential_tree(n: int, seed: int) -> Graph:
     for new in range(2, n):
         ends[2 * new - 2] = ends[rng.integers(2 * new - 2)]
         ends[2 * new - 1] = new
-    return Graph(_undirected(ends[::2], ends[1::2], n))
+    return Graph(_undirected_adjacency(ends[::2], ends[1::2], n))
 
 
 def ego_graph(path: Path) -> Graph:
@@ -223,11 +223,11 @@ def ego_graph(path: Path) -> Graph:
         raise DataError(f"{path}: {edges.shape[1]} columns, expected two vertex numbers per line")
     _, compact = np.unique(edges, return_inverse=True)
     compact = compact.reshape(edges.shape)
-    A = _undirected(compact[:, 0], compact[:, 1], int(compact.max()) + 1)
+    A = _undirected_adjacency(compact[:, 0], compact[:, 1], int(compact.max()) + 1)
     return Graph(largest_component(A)[0])
 
 
-def _undirected(rows: NDArray[np.int64], columns: NDArray[np.int64], n: int) -> Sparse:
+def _undirected_adjacency(rows: NDArray[np.int64], columns: NDArray[np.int64], n: int) -> Sparse:
     """The adjacency with weight 1 for every pair that is listed, in any direction and any number of times."""
     both = np.concatenate([rows, columns]), np.concatenate([columns, rows])
     A = sp.csr_array((np.ones(len(both[0])), both), shape=(n, n))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from rayfl.coresets.base import Coreset, check_references
+from rayfl.coresets.base import Coreset, check_references, nearest_members
 from rayfl.coresets.graphs import Graph
 from rayfl.random import key
 
@@ -30,7 +30,4 @@ def select(graph: Graph, references: int, *, seed: int = 0, starts: int = 1) -> 
     with threadpool_limits(1):  # rounding depends on how sums are split among threads
         labels = model.fit_predict(features)
         distances = model.transform(features)[np.arange(len(graph)), labels]
-    names, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    order = np.lexsort((distances, index))
-    first = order[np.searchsorted(index[order], np.arange(len(names)))]
-    return Coreset(first.astype(np.int64), counts / counts.sum())
+    return nearest_members(labels, distances)

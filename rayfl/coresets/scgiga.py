@@ -46,7 +46,7 @@ Array = NDArray[np.float64]
 ALIGNED = 1e-12
 """The alignment is complete when J is below this."""
 STEPS_PER_REFERENCE = 10
-_TIE = 1e-12
+_TIE_TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ def steps(
             return
         score = _alignments(b, z, z1, J)
         score[~eligible_V] = -np.inf
-        v = _choose(score, costs_V, kappa, priority)
-        if score[v] <= _TIE or (v not in weights and len(weights) == references):
+        v = _choose_vertex(score, costs_V, kappa, priority)
+        if score[v] <= _TIE_TOLERANCE or (v not in weights and len(weights) == references):
             return
         z0, z2 = b[v], z[v]
         toward, away = z0 - z1 * z2, z1 - z0 * z2
@@ -145,30 +145,32 @@ def steps(
         weights[v] = weights.get(v, 0.0) + delta / length
         z = ((1 - delta) * z + delta * inner_products(X, v) / (norms * norms[v])) / length
         z1 = float(((1 - delta) * z1 + delta * z0) / length)
-        yield Step(_scaled(weights, z1, norms), max(0.0, 1.0 - z1 * z1), float(score[v]), bool(cut))
+        yield Step(_scaled_coreset(weights, z1, norms), max(0.0, 1.0 - z1 * z1), float(score[v]), bool(cut))
 
 
 def _alignments(b: Array, z: Array, z1: float, J: float) -> Array:
     """``<a_k, a_kv>`` of every vertex; -inf where P_v and P(w_k) have the same direction."""
     apart = 1.0 - z * z
     score = np.full(len(b), -np.inf)
-    np.divide(b - z1 * z, np.sqrt(J * np.maximum(apart, _TIE)), out=score, where=apart > _TIE)
+    np.divide(
+        b - z1 * z, np.sqrt(J * np.maximum(apart, _TIE_TOLERANCE)), out=score, where=apart > _TIE_TOLERANCE
+    )
     return score
 
 
-def _choose(score: Array, costs: Array | None, kappa: float, priority: NDArray[np.int64]) -> int:
+def _choose_vertex(score: Array, costs: Array | None, kappa: float, priority: NDArray[np.int64]) -> int:
     """The vertex of a step: the cheapest within kappa of the best (lines 5 to 7)."""
     best = score.max()
     if costs is None or kappa == 1.0:
-        within = np.flatnonzero(score >= best - _TIE * abs(best))
+        within = np.flatnonzero(score >= best - _TIE_TOLERANCE * abs(best))
         return int(within[np.argmin(priority[within])])
     within = np.flatnonzero(score >= kappa * best) if best > 0 else np.array([score.argmax()])
     within = within[costs[within] == costs[within].min()]
-    within = within[score[within] >= score[within].max() * (1 - _TIE)] if best > 0 else within
+    within = within[score[within] >= score[within].max() * (1 - _TIE_TOLERANCE)] if best > 0 else within
     return int(within[np.argmin(priority[within])])
 
 
-def _scaled(weights: dict[int, float], z1: float, norms: Array) -> Coreset:
+def _scaled_coreset(weights: dict[int, float], z1: float, norms: Array) -> Coreset:
     """Weights of f from those of the normalised columns: ``beta w_v / ||P_v||``."""
     ids = np.fromiter(weights, np.int64, len(weights))
     w = np.fromiter(weights.values(), np.float64, len(weights))

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from rayfl.data.base import Ragged
 from rayfl.evaluation.metrics import accuracy
 
-_TOGETHER = 1 << 22
+_SAMPLES_AT_ONCE = 1 << 22
 """Test samples of clients that are counted at a time."""
 
 
@@ -140,7 +140,7 @@ class TestSets:
         # The weight of one sample of a client
         share = weights_n / np.bincount(group, weights_n)[group] / tests.sizes
         u = np.zeros((len(names), samples))
-        for chunk in tests.pieces(_TOGETHER):
+        for chunk in tests.pieces(_SAMPLES_AT_ONCE):
             sizes = tests.sizes[chunk]
             values = tests.values[tests.offsets[chunk.start] : tests.offsets[chunk.stop]]
             np.add.at(u, (np.repeat(group[chunk], sizes), values % samples), np.repeat(share[chunk], sizes))

@@ -79,7 +79,7 @@ class Ledger:
         """The ledger with more transfers; pass all transfers of a round in one call."""
         last = self._shared[self._length - 1 : self._length]
         if any(b.round < a.round for a, b in pairwise((*last, *transfers))):
-            return Ledger(sorted((*self.transfers, *transfers), key=_round))
+            return Ledger(sorted((*self.transfers, *transfers), key=_round_of))
         if len(self._shared) > self._length:  # another ledger was made from this one
             return Ledger((*self.transfers, *transfers))
         self._shared.extend(transfers)
@@ -98,8 +98,8 @@ class Ledger:
         """Total bytes of the transfers that match all given attributes; of all transfers if none is given."""
         first, end = 0, self._length
         if round is not None:
-            first = bisect_left(self._shared, round, hi=end, key=_round)
-            end = self._end(round)
+            first = bisect_left(self._shared, round, hi=end, key=_round_of)
+            end = self._end_of_round(round)
         return sum(
             transfer.bytes
             for transfer in self._shared[first:end]
@@ -115,17 +115,17 @@ class Ledger:
             after: only of later rounds.
             upto: only of rounds up to this one.
         """
-        first = 0 if after is None else self._end(after)
-        last = self._length if upto is None else self._end(upto)
+        first = 0 if after is None else self._end_of_round(after)
+        last = self._length if upto is None else self._end_of_round(upto)
         sums: dict[tuple[int, str, str, str], int] = {}
         for transfer in self._shared[first:last]:
             key = transfer.round, transfer.tier, transfer.direction, transfer.kind
             sums[key] = sums.get(key, 0) + transfer.bytes
         return [dict(zip(COLUMNS, (*key, sums[key]), strict=True)) for key in sorted(sums)]
 
-    def _end(self, round: int) -> int:
+    def _end_of_round(self, round: int) -> int:
         """Where the transfers of later rounds begin."""
-        return bisect_right(self._shared, round, hi=self._length, key=_round)
+        return bisect_right(self._shared, round, hi=self._length, key=_round_of)
 
     def to_frame(self) -> pd.DataFrame:
         """The table of ``communication.csv``."""
@@ -140,5 +140,5 @@ class Ledger:
         return cls().add(*(Transfer(**row) for row in rows))  # type: ignore[arg-type]
 
 
-def _round(transfer: Transfer) -> int:
+def _round_of(transfer: Transfer) -> int:
     return transfer.round

@@ -103,7 +103,7 @@ def best(
         test_prefix = prefix(on, model)
         judges = {"validation": prefix("validation", model), "test": test_prefix}
         for choice, judge in judges.items():
-            candidates = _known_in(
+            candidates = _rounds_with_metrics(
                 rounds, [f"{judge}{metric}", *(f"{test_prefix}{name}" for name in metrics)], model
             )
             if candidates:
@@ -115,16 +115,16 @@ def best(
     return best_metrics
 
 
-def _known_in(
+def _rounds_with_metrics(
     rounds: Sequence[Mapping[str, Any]], metrics: Sequence[str], model: Tested
 ) -> list[Mapping[str, Any]]:
     """The rounds that have these metrics; for local models, those with as many clients as at the end."""
-    complete = [row for row in rounds if all(_known(row, name) for name in metrics)]
+    complete = [row for row in rounds if all(_is_known(row, name) for name in metrics)]
     if model == "local":
         complete = [row for row in complete if row[LOCAL_CLIENTS] == complete[-1][LOCAL_CLIENTS]]
     return complete
 
 
-def _known(row: Mapping[str, Any], name: str) -> bool:
+def _is_known(row: Mapping[str, Any], name: str) -> bool:
     value = row.get(name)
     return value is not None and value == value

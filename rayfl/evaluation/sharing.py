@@ -20,13 +20,13 @@ from numpy.typing import ArrayLike, NDArray
 from rayfl.data.base import Ragged, pieces
 from rayfl.evaluation.metrics import Score
 
-_TABLE = 1 << 24
+_TABLE_CELLS = 1 << 24
 """Cells of the (model, sample) table that are in memory at a time; limits the memory of planning."""
 
-_TOGETHER = 1 << 22
+_SAMPLES_AT_ONCE = 1 << 22
 """Test samples of clients that are processed at a time; limits the memory of planning, too."""
 
-_SMALL = np.iinfo(np.int32).max
+_MAX_INT32 = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class EvaluationPlan:
         models, rank = np.unique(client_models, return_inverse=True)
         order = np.argsort(rank, kind="stable")
         rank, starts, sizes = rank[order], tests.offsets[:-1][order], tests.sizes[order]
-        samples, counts, places = _distinct(tests.values, starts, sizes, rank, len(models))
+        samples, counts, places = _distinct_samples(tests.values, starts, sizes, rank, len(models))
 
         pieces = -(-counts // (batch * batches))  # jobs of each model
         first = np.cumsum(pieces) - pieces
@@ -100,16 +100,16 @@ class EvaluationPlan:
             for model, (start, stop) in zip(self.job_models.tolist(), bounds, strict=True)
         ]
 
-    def spread(self, each: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    def spread(self, job_values: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
         """Distribute the jobs' numbers, one per sample, to all clients that have the sample.
 
         Args:
-            each: for each job one number per sample ``(n,)``.
+            job_values: for each job one number per sample ``(n,)``.
 
         Returns:
             One number for every sample of every client, in the caller's order of clients and samples.
         """
-        values: NDArray[np.float32] = np.concatenate([*each, np.empty(0, np.float32)])[self.places]
+        values: NDArray[np.float32] = np.concatenate([*job_values, np.empty(0, np.float32)])[self.places]
         if (self.order[1:] > self.order[:-1]).all():
             return values
         sizes = self.sizes[self.order]
@@ -122,7 +122,7 @@ class EvaluationPlan:
         self,
         correct: Sequence[NDArray[np.generic]] | None,
         loss: Sequence[NDArray[np.float32]],
-        more: Sequence[NDArray[np.float64]] | None = None,
+        job_sums: Sequence[NDArray[np.float64]] | None = None,
     ) -> Score:
         """Distribute the results of the jobs to the clients.
 
@@ -130,7 +130,7 @@ class EvaluationPlan:
             correct: for each job, in the order of :attr:`jobs`, whether each sample was classified
                 correctly, or how many of its predictions were right ``(n,)``; None if that is not known.
             loss: for each job the loss of each sample (the sum over its predictions) ``(n,)``.
-            more: for each job further sums per sample, ``(n, S)``; None for none.
+            job_sums: for each job further sums per sample, ``(n, S)``; None for none.
 
         Returns:
             The scores of the M clients, in the caller's order.
@@ -143,7 +143,7 @@ class EvaluationPlan:
             [len(part) for part in results] != lengths for results in (correct, loss) if results is not None
         ):
             raise ValueError("one array for each job, one number for each of its samples")
-        score = Score.zeros(len(self.sizes), more[0].shape[1] if more else 0)
+        score = Score.zeros(len(self.sizes), job_sums[0].shape[1] if job_sums else 0)
         sizes = self.sizes[self.order]
         clients = self.order[sizes > 0]
         ends = np.cumsum(sizes[sizes > 0])
@@ -152,9 +152,9 @@ class EvaluationPlan:
         ]
         if correct is not None:
             parts.append((score.correct, np.concatenate([*correct, np.empty(0)]).astype(np.int64)))
-        if score.sums.size and more:
-            parts.append((score.sums, np.concatenate(more)))
-        for chunk in pieces(ends, slice(0, len(clients)), _TOGETHER):
+        if score.sums.size and job_sums:
+            parts.append((score.sums, np.concatenate(job_sums)))
+        for chunk in pieces(ends, slice(0, len(clients)), _SAMPLES_AT_ONCE):
             begin = int(ends[chunk.start - 1]) if chunk.start else 0
             places = self.places[begin : ends[chunk.stop - 1]]
             starts = np.concatenate([np.zeros(1, np.int64), ends[chunk][:-1] - begin])
@@ -163,7 +163,7 @@ class EvaluationPlan:
         return score
 
 
-def _distinct(
+def _distinct_samples(
     values: NDArray[np.int32],
     starts: NDArray[np.int64],
     sizes: NDArray[np.int64],
@@ -178,17 +178,17 @@ def _distinct(
     width = int(values.max(initial=-1)) + 1
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if len(ends) else 0
-    places: NDArray[np.int32 | np.int64] = np.empty(total, np.int32 if total <= _SMALL else np.int64)
+    places: NDArray[np.int32 | np.int64] = np.empty(total, np.int32 if total <= _MAX_INT32 else np.int64)
     samples: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
     counts = np.zeros(models, np.int64)
     done = 0
-    step = max(1, _TABLE // max(1, width))
+    step = max(1, _TABLE_CELLS // max(1, width))
 
     def entries(clients: slice, low: int) -> Iterator[tuple[slice, NDArray[np.int64]]]:
         """For some clients at a time: where the positions of their samples are written, and their cells in
         the table.
         """
-        for chunk in pieces(ends, clients, _TOGETHER):
+        for chunk in pieces(ends, clients, _SAMPLES_AT_ONCE):
             begin, end = int(ends[chunk.start] - sizes[chunk.start]), int(ends[chunk.stop - 1])
             # Entry e of a client lies at values[start + e]; consecutive clients may lie anywhere.
             shift = starts[chunk] - (ends[chunk] - sizes[chunk])

@@ -24,7 +24,7 @@ from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock, Training
 if TYPE_CHECKING:
     import torch
 
-_CACHED = 1 << 15
+_CACHE_ELEMENTS = 1 << 15
 """Number of elements of which a core's cache holds a few arrays."""
 
 Test: TypeAlias = "Callable[[torch.Tensor, int], float]"
@@ -262,8 +262,8 @@ def cached(values: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     from memory once, and intermediate results stay in the cache. On a GPU there is one part.
     """
     rows, columns = values.shape
-    part_columns = max(1, columns if values.is_cuda else min(columns, _CACHED))
-    part_rows = max(1, rows if values.is_cuda else _CACHED // part_columns)
+    part_columns = max(1, columns if values.is_cuda else min(columns, _CACHE_ELEMENTS))
+    part_rows = max(1, rows if values.is_cuda else _CACHE_ELEMENTS // part_columns)
     for first in range(0, rows, part_rows):
         for start in range(0, columns, part_columns):
             yield slice(first, first + part_rows), slice(start, start + part_columns)

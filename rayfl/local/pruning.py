@@ -71,7 +71,7 @@ def unstructured(
     magnitude, result = np.abs(vector), mask.copy()
     places = [place for place, _ in _parameters(spec)] if per_layer else [slice(0, spec.P)]
     for place in places:
-        result[place] &= _keep(magnitude[place], mask[place] & prunable_mask[place], share)
+        result[place] &= _mask_above_quantile(magnitude[place], mask[place] & prunable_mask[place], share)
     return result
 
 
@@ -91,16 +91,16 @@ def emptied(spec: ModelSpec, before: Mask, after: Mask) -> list[str]:
     ]
 
 
-def distance(one: Mask, other: Mask, where: Mask | None = None) -> float:
+def distance(first: Mask, second: Mask, where: Mask | None = None) -> float:
     """Hamming distance of two masks ``(n,)`` (of weights, or of channels): the share of differing entries.
 
     Args:
-        one, other: the masks.
+        first, second: the masks.
         where: the entries that count ``(n,)``; None for all.
     """
-    if one.shape != other.shape:
-        raise ValueError(f"masks of shapes {one.shape} and {other.shape} have no distance")
-    differing, entries = one != other, one.size if where is None else np.count_nonzero(where)
+    if first.shape != second.shape:
+        raise ValueError(f"masks of shapes {first.shape} and {second.shape} have no distance")
+    differing, entries = first != second, first.size if where is None else np.count_nonzero(where)
     if where is not None:
         differing &= where
     return np.count_nonzero(differing) / entries if entries else 0.0
@@ -165,7 +165,7 @@ def gammas(spec: ModelSpec, values: NDArray[np.generic]) -> NDArray[np.generic]:
     Raises:
         ValueError: if the network is not a chain, or has no convolution with a BatchNorm.
     """
-    places = _places(spec)
+    places = _slices_by_name(spec)
     return np.concatenate([values[places[f"{stage.norm}.weight"]] for stage in _stages(spec)])
 
 
@@ -191,7 +191,7 @@ def structured(
     layers = [slice(a, b) for a, b in itertools.pairwise(bounds.tolist())]
     result = channels.copy()
     for part in layers if per_layer else [slice(0, len(scale))]:
-        result[part] &= _keep(scale[part], channels[part], share)
+        result[part] &= _mask_above_quantile(scale[part], channels[part], share)
     for part in layers:
         if channels[part].any() and not result[part].any():
             best = np.argmax(np.where(channels[part], scale[part], -1))
@@ -209,9 +209,9 @@ def expand(spec: ModelSpec, channels: Mask) -> Mask:
     Raises:
         ValueError: if the channels are not those of the network.
     """
-    mask, places = np.ones(spec.P, np.bool_), _places(spec)
+    mask, places = np.ones(spec.P, np.bool_), _slices_by_name(spec)
     shapes = dict(zip(spec.names, spec.shapes, strict=True))
-    for stage, kept_channels in _divided(spec, channels):
+    for stage, kept_channels in _channels_by_stage(spec, channels):
         for name, place in places.items():
             if name.rpartition(".")[0] in (stage.conv, stage.norm):
                 mask[place].reshape(stage.channels, -1)[~kept_channels] = False
@@ -242,13 +242,13 @@ def shrink(spec: ModelSpec, vector: NDArray[np.float32], channels: Mask) -> nn.S
     spec.load(full_model, np.where(expand(spec, channels), vector, np.float32(0)))
     kept_out: dict[str, Mask] = {}
     kept_in: dict[str, Mask] = {}
-    for stage, kept_channels in _divided(spec, channels):
+    for stage, kept_channels in _channels_by_stage(spec, channels):
         if not kept_channels.any():
             raise ValueError(f"{stage.conv} keeps no channel")
         kept_out[stage.conv] = kept_out[stage.norm] = kept_in[stage.next] = kept_channels
     result = nn.Sequential()
     for name, leaf in _chain(full_model):
-        smaller = _smaller(leaf, kept_out.get(name), kept_in.get(name))
+        smaller = _shrunk_layer(leaf, kept_out.get(name), kept_in.get(name))
         # Names of modules must not contain dots, as those of nested layers do.
         result.add_module(name.replace(".", "_"), smaller)
     return result
@@ -290,7 +290,7 @@ def conv_flops(module: nn.Module, shape: tuple[int, ...]) -> int:
 # Inside --------------------------------------------------------------------------------------------------
 
 
-def _keep(magnitude: NDArray[np.floating], alive: Mask, share: float) -> Mask:
+def _mask_above_quantile(magnitude: NDArray[np.floating], alive: Mask, share: float) -> Mask:
     """False for ``alive`` entries strictly below the ``share`` quantile of the alive ones, else True."""
     if not 0 <= share < 1:
         raise ValueError(f"a share of {share:g} cannot be pruned; it must lie in [0, 1)")
@@ -310,19 +310,21 @@ def _keep(magnitude: NDArray[np.floating], alive: Mask, share: float) -> Mask:
         partitioned = np.multiply(magnitude, alive)
     partitioned.partition(n_dead + first)
     lower = float(partitioned[n_dead + first])
-    past = place > first and _above(lower, float(partitioned[n_dead + first + 1 :].min()), place - first)
+    past = place > first and _quantile_exceeds(
+        lower, float(partitioned[n_dead + first + 1 :].min()), place - first
+    )
     keep = magnitude > np.float32(lower) if past else magnitude >= np.float32(lower)
     keep |= ~alive
     return keep
 
 
-def _above(lower: float, upper: float, share: float) -> bool:
+def _quantile_exceeds(lower: float, upper: float, share: float) -> bool:
     """Whether the point between two values, interpolated as NumPy's quantile does, is above the lower one."""
     gap = upper - lower
     return (lower + gap * share if share < 0.5 else upper - gap * (1 - share)) > lower
 
 
-def _places(spec: ModelSpec) -> dict[str, slice]:
+def _slices_by_name(spec: ModelSpec) -> dict[str, slice]:
     return dict(zip(spec.names, spec.slices, strict=True))
 
 
@@ -364,7 +366,7 @@ def _stages(spec: ModelSpec) -> list[_Stage]:
     return stages
 
 
-def _divided(spec: ModelSpec, channels: Mask) -> list[tuple[_Stage, Mask]]:
+def _channels_by_stage(spec: ModelSpec, channels: Mask) -> list[tuple[_Stage, Mask]]:
     """Each convolution with its own part of the channels ``(K,)``."""
     stages = _stages(spec)
     ends = np.cumsum([stage.channels for stage in stages])
@@ -373,28 +375,28 @@ def _divided(spec: ModelSpec, channels: Mask) -> list[tuple[_Stage, Mask]]:
     return list(zip(stages, np.split(channels, ends[:-1]), strict=True))
 
 
-def _smaller(leaf: nn.Module, out: Mask | None, into: Mask | None) -> nn.Module:
+def _shrunk_layer(leaf: nn.Module, kept_out: Mask | None, kept_in: Mask | None) -> nn.Module:
     """A layer with fewer outputs, inputs, or both; the layer itself if nothing is cut."""
     import torch
 
-    if out is None and into is None:
+    if kept_out is None and kept_in is None:
         return leaf
     state = {name: tensor.clone() for name, tensor in leaf.state_dict().items()}
-    if out is not None:
-        rows = torch.from_numpy(out)
+    if kept_out is not None:
+        rows = torch.from_numpy(kept_out)
         state = {name: tensor[rows] if tensor.dim() else tensor for name, tensor in state.items()}
-    if into is not None:
+    if kept_in is not None:
         weight = state["weight"]
-        read = weight.reshape(len(weight), len(into), -1)[:, torch.from_numpy(into)]
+        read = weight.reshape(len(weight), len(kept_in), -1)[:, torch.from_numpy(kept_in)]
         state["weight"] = (
             read.flatten(1) if weight.dim() == 2 else read.view(len(weight), -1, *weight.shape[2:])
         )
-    smaller = _like(leaf, state["weight"])
+    smaller = _resized_layer(leaf, state["weight"])
     smaller.load_state_dict(state)
     return smaller
 
 
-def _like(leaf: nn.Module, weight: torch.Tensor) -> nn.Module:
+def _resized_layer(leaf: nn.Module, weight: torch.Tensor) -> nn.Module:
     """A layer with the settings of ``leaf`` and the sizes of ``weight``."""
     from torch import nn
 

@@ -35,8 +35,8 @@ from rayfl.training import LocalWork, TrainedBlock, Training
 if TYPE_CHECKING:
     import torch
 
-_DEAD = "lost its last weight to pruning and gives the same output for every input; a lower local.target, or \
-local.per_layer=true, avoids that"
+_DEAD_LAYER_REMARK = "lost its last weight to pruning and gives the same output for every input; a lower \
+local.target, or local.per_layer=true, avoids that"
 
 
 class SubFedAvg(LocalObjective):
@@ -162,11 +162,11 @@ class SubFedAvg(LocalObjective):
                 new = self.next_mask(spec, *models, old, accuracy)
                 mask[row] = torch.from_numpy(new).to(mask)
                 for layer in emptied(spec, old, new):
-                    remarks.setdefault(f"{layer} {_DEAD}", []).append(row)
+                    remarks.setdefault(f"{layer} {_DEAD_LAYER_REMARK}", []).append(row)
         state = start.state  # contains the new masks; a separate copy would be read from memory again
         own_models = state[:, spec.P :] if self.tested == "own" else torch.empty_like(block.rows)
         rows = torch.mul(block.rows, mask, out=own_models)
-        bytes_up = 4 * mask.sum(dim=1).cpu().numpy().astype(np.int64) + math.ceil(self._entries(spec) / 8)
+        bytes_up = 4 * mask.sum(dim=1).cpu().numpy().astype(np.int64) + math.ceil(self._mask_bits(spec) / 8)
         bytes_down = np.full(len(mask), spec.nbytes, np.int64)
         return Outcome(
             rows, state, start.server, kept=mask, bytes_up=bytes_up, bytes_down=bytes_down, remarks=remarks
@@ -206,7 +206,7 @@ class SubFedAvg(LocalObjective):
         rule = Rule(self.accuracy, self.target, self.distance)
         return late if rule.allows(accuracy, pruned_share, distance(early, late, prunable_mask)) else mask
 
-    def _entries(self, spec: ModelSpec) -> int:
+    def _mask_bits(self, spec: ModelSpec) -> int:
         """Bits of a mask: one for each weight, or channel, that could have been pruned."""
         if self.pruning == "unstructured":
             return int(prunable(spec).sum())

@@ -149,8 +149,8 @@ def square_image(
     Raises:
         ConfigError: if they are not.
     """
-    remedy = f"it takes square images of {_spoken(sides)} pixels" + (
-        f" with {_spoken(channels)} channels" if channels is not None else ""
+    remedy = f"it takes square images of {_in_words(sides)} pixels" + (
+        f" with {_in_words(channels)} channels" if channels is not None else ""
     )
     fits = len(shape) == 3 and shape[1] == shape[2] and shape[1] in sides
     if not fits or shape[0] < 1 or (channels is not None and shape[0] not in channels):
@@ -164,7 +164,7 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _spoken(values: Collection[int]) -> str:
+def _in_words(values: Collection[int]) -> str:
     """``28 or 32`` for a collection, ``16 to 64`` for a range."""
     if isinstance(values, range) and len(values) > 2:
         return f"{values.start} to {values[-1]}"

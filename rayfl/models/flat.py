@@ -108,7 +108,7 @@ class ModelSpec:
             shapes=tuple(tuple(tensor.shape) for tensor in tensors.values()),
             slices=slices,
             n_parameters=sum(parameter.numel() for parameter in parameters.values()),
-            layers=_layers(model, model.layers_of(module), dict(zip(tensors, slices, strict=True))),
+            layers=_layer_intervals(model, model.layers_of(module), dict(zip(tensors, slices, strict=True))),
             loss=loss,
         )
 
@@ -129,7 +129,7 @@ class ModelSpec:
 
     def build(self) -> nn.Module:
         """The module on the CPU, with random weights from the seed; does not touch torch's generators."""
-        return _build(self.model, self.shape, self.classes, random.key(self.seed, "init", 0))
+        return _build_seeded(self.model, self.shape, self.classes, random.key(self.seed, "init", 0))
 
     def outline(self) -> nn.Module:
         """The module on the meta device, without numbers; does not touch torch's generators."""
@@ -146,7 +146,7 @@ class ModelSpec:
             index: number of the initialisation, for methods that start from several (IFCA).
         """
         key = random.key(self.seed if seed is None else seed, "init", index)
-        module = _build(self.model, self.shape, self.classes, key)
+        module = _build_seeded(self.model, self.shape, self.classes, key)
         self.model.load_weights(module)
         return self.flatten(module)
 
@@ -165,7 +165,7 @@ class ModelSpec:
         import torch
 
         with torch.no_grad():
-            for part, tensor in self._pairs(module, out):
+            for part, tensor in self._tensor_pairs(module, out):
                 part.copy_(tensor)
 
     def load(self, module: nn.Module, vector: Vector) -> None:
@@ -177,7 +177,7 @@ class ModelSpec:
         import torch
 
         with torch.no_grad():
-            for part, tensor in self._pairs(module, vector):
+            for part, tensor in self._tensor_pairs(module, vector):
                 tensor.copy_(part)
 
     def to_state_dict(self, vector: Vector) -> dict[str, Tensor]:
@@ -188,7 +188,7 @@ class ModelSpec:
         Raises:
             ValueError: if the vector is not of this layout.
         """
-        tensor = self._checked(vector)
+        tensor = self._as_checked_tensor(vector)
         return {
             name: tensor[place].view(shape)
             for name, shape, place in zip(self.names, self.shapes, self.slices, strict=True)
@@ -217,7 +217,7 @@ class ModelSpec:
             if name not in self.layers:
                 what = f"{self.model.name_of()} has no layer {name!r}"
                 raise ConfigError("model", what, nearest(name, self.layers))
-        return _joined(place for name in set(chosen) for place in self.layers[name])
+        return _join_intervals(place for name in set(chosen) for place in self.layers[name])
 
     def frozen(self, segments: Iterable[Interval]) -> frozenset[str]:
         """Names of the parameters that lie in intervals of the flat vector.
@@ -251,9 +251,9 @@ class ModelSpec:
             mask[start:stop] = True
         return mask
 
-    def _pairs(self, module: nn.Module, vector: Vector) -> Iterator[tuple[Tensor, Tensor]]:
+    def _tensor_pairs(self, module: nn.Module, vector: Vector) -> Iterator[tuple[Tensor, Tensor]]:
         """Each part of the vector, reshaped, with the module's tensor of the same name."""
-        flat = self._checked(vector)
+        flat = self._as_checked_tensor(vector)
         names, owners = _owners(module)
         if names != self.names:
             raise ValueError(f"the module is not a {self.model.name_of()}: its tensors are {names}")
@@ -263,7 +263,7 @@ class ModelSpec:
                 raise ValueError(f"the module holds a tensor of shape {tuple(tensor.shape)}, not {shape}")
             yield flat[place].view(shape), tensor
 
-    def _checked(self, vector: Vector) -> Tensor:
+    def _as_checked_tensor(self, vector: Vector) -> Tensor:
         """The vector as a tensor that shares its memory."""
         import torch
 
@@ -283,12 +283,12 @@ def as_tensor(array: NDArray[np.float32]) -> Tensor:
     import torch
 
     if not array.flags.writeable:
-        _silence()
+        _silence_read_only_warning()
     return torch.from_numpy(array)
 
 
 @cache
-def _silence() -> None:
+def _silence_read_only_warning() -> None:
     """Trigger PyTorch's warning about read-only arrays, which it gives once per process, and suppress it.
 
     Arrays from an object store are read-only, and suppressing a warning at each call would take longer than
@@ -303,7 +303,7 @@ def _silence() -> None:
         torch.from_numpy(array)
 
 
-def _build(model: Model, shape: tuple[int, ...], classes: int, key: int) -> nn.Module:
+def _build_seeded(model: Model, shape: tuple[int, ...], classes: int, key: int) -> nn.Module:
     """A module initialised from ``key`` alone, without disturbing torch's generators (CPU or CUDA)."""
     import torch
 
@@ -345,7 +345,7 @@ def _owners(module: nn.Module) -> tuple[tuple[str, ...], list[tuple[dict[str, An
     return _OWNERS[module]
 
 
-def _layers(
+def _layer_intervals(
     model: Model, layers: Mapping[str, Sequence[str]], places: dict[str, slice]
 ) -> dict[str, list[Interval]]:
     """Each layer's intervals; every tensor must belong to exactly one layer."""
@@ -361,12 +361,14 @@ def _layers(
         what = f"{model.name_of()}: in no layer: {', '.join(homeless)}"
         raise ConfigError("model.layers", what)
     return {
-        layer: _joined((place.start, place.stop) for name, place in places.items() if owner[name] == layer)
+        layer: _join_intervals(
+            (place.start, place.stop) for name, place in places.items() if owner[name] == layer
+        )
         for layer in layers
     }
 
 
-def _joined(intervals: Iterable[Interval]) -> list[Interval]:
+def _join_intervals(intervals: Iterable[Interval]) -> list[Interval]:
     """Sorted intervals with neighbours joined."""
     result: list[Interval] = []
     for start, stop in sorted(intervals):

@@ -22,11 +22,11 @@ from rayfl.models.base import one_line
 if TYPE_CHECKING:
     from torch import nn
 
-_GIVEN = "rayfl.models.modules.given:load"
+_FILE_LOADER = "rayfl.models.modules.given:load"
 """The function that reads the file of a network that was given as an object."""
 
 
-def _comes_along(module: str) -> bool:
+def _is_no_plugin(module: str) -> bool:
     """Whether a module is PyTorch's, NumPy's or Python's, and not a plug-in."""
     return module.partition(".")[0] in {"torch", "numpy", "__builtin__", *sys.stdlib_module_names}
 
@@ -86,7 +86,7 @@ class OwnModule(OwnNetwork):
     def given_classes(self) -> list[str]:
         """The targets of the user's classes in the file of a network that was given as an object."""
         path = self.kwargs.get("path")
-        if self.target != _GIVEN or not isinstance(path, str):
+        if self.target != _FILE_LOADER or not isinstance(path, str):
             return []
         try:
             with zipfile.ZipFile(path) as archive:
@@ -96,7 +96,7 @@ class OwnModule(OwnNetwork):
             return []
         # torch.save writes pickle protocol 2, which names classes only by GLOBAL
         names = [str(value).split(" ", 1) for code, value, _ in opcodes if code.name == "GLOBAL"]
-        return sorted({f"{module}:{class_name}" for module, class_name in names if not _comes_along(module)})
+        return sorted({f"{module}:{class_name}" for module, class_name in names if not _is_no_plugin(module)})
 
     def _builder(self) -> Any:
         from torch import nn
@@ -139,7 +139,7 @@ def settings_of(thing: Any) -> dict[str, Any] | None:
             what = f"PyTorch cannot write the network to a file ({one_line(error)[:90]})"
             raise ConfigError("model", what, "give its class, or a function that builds it") from None
         path = keep(buffer.getvalue(), ".pt")
-        return {"name": "module", "target": _GIVEN, "kwargs": {"path": path}}
+        return {"name": "module", "target": _FILE_LOADER, "kwargs": {"path": path}}
     if not callable(thing):
         return None
     return {"name": "module", "target": plugins.target_of(thing)}

@@ -15,7 +15,7 @@ from rayfl.models._own import TASK, OwnNetwork, built, image_channels, library
 if TYPE_CHECKING:
     from torch import nn
 
-_AUTO = {
+_AUTO_CLASSES = {
     "numbers": "AutoModelForImageClassification",
     "texts": "AutoModelForSequenceClassification",
     "words": "AutoModelForCausalLM",
@@ -73,7 +73,7 @@ class TransformersNetwork(OwnNetwork):
                 config = read(self.arch, local_files_only=True, **arguments)
             else:
                 config = transformers.AutoConfig.for_model(self.arch, **arguments)
-            network = getattr(transformers, _AUTO[self.task]).from_config(config)
+            network = getattr(transformers, _AUTO_CLASSES[self.task]).from_config(config)
             if self.task == "words":
                 return WordLogits(network)
             if self.task == "texts":

@@ -70,7 +70,7 @@ class Curriculum(Ordering):
         return self
 
     @property
-    def _looks_back(self) -> bool:
+    def _uses_own_models(self) -> bool:
         return self.order != "random" and self.score.startswith(("local", "both"))
 
     @override
@@ -80,15 +80,15 @@ class Curriculum(Ordering):
     def check(self, spec: ModelSpec) -> None:
         """Refuse an expert's file that is missing or of another architecture."""
         if self.expert is not None:
-            _read(self.expert, spec)
+            _read_expert(self.expert, spec)
 
     def state_size(self, spec: ModelSpec) -> int:
         """P, for scores that use the client's own last model; otherwise 0."""
-        return spec.P if self._looks_back else 0
+        return spec.P if self._uses_own_models else 0
 
     def keep(self, rows: torch.Tensor) -> torch.Tensor:
         """The model that the client has just trained."""
-        return rows if self._looks_back else rows[:, :0]
+        return rows if self._uses_own_models else rows[:, :0]
 
     def visits(self, arrival: Arrival) -> Sequence[Visits] | NDArray[np.intp]:
         """Batches of the first ``g(t)`` samples in the order of their scores."""
@@ -113,13 +113,13 @@ class Curriculum(Ordering):
         """The score of each sample of each client, ``(n,)`` each."""
         if self.order == "random":
             return [np.zeros(n) for n in arrival.sizes.tolist()]
-        users = _received(arrival)
+        users = _received_models(arrival)
         if self.score == "expert":
             assert self.expert is not None
-            users = [(_read(self.expert, arrival.spec), list(range(len(arrival.sizes))))]
-        measure = _predicted if self.score.endswith("_prediction") else _lost
-        received = _seen(arrival, users, measure) if not self.score.startswith("local") else None
-        own = _seen(arrival, _own(arrival), measure) if self._looks_back else received
+            users = [(_read_expert(self.expert, arrival.spec), list(range(len(arrival.sizes))))]
+        measure = _predictions if self.score.endswith("_prediction") else _sample_losses
+        received = _evaluate(arrival, users, measure) if not self.score.startswith("local") else None
+        own = _evaluate(arrival, _own_models(arrival), measure) if self._uses_own_models else received
         received = received or own
         assert received is not None
         assert own is not None
@@ -128,10 +128,10 @@ class Curriculum(Ordering):
             return [
                 agreement(a, b if both and not fresh else y, y)
                 for a, b, y, fresh in zip(
-                    received.found, own.found, received.targets, arrival.fresh.tolist(), strict=True
+                    received.values, own.values, received.targets, arrival.fresh.tolist(), strict=True
                 )
             ]
-        return curriculum.alike(_by_loss, received.found, own.found)
+        return curriculum.alike(_scores_by_loss, received.values, own.values)
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,12 @@ class Seen:
     """Losses or predictions of models on the samples of the clients that use them, with n samples each.
 
     Attributes:
-        found: for each client the losses ``(n,)`` (of a text the mean over its words), or the predictions,
+        values: for each client the losses ``(n,)`` (of a text the mean over its words), or the predictions,
             classes ``(n,)`` or words ``(n, L)``.
         targets: for each client the targets ``(n,)`` or ``(n, L)``.
     """
 
-    found: list[NDArray[Any]]
+    values: list[NDArray[Any]]
     targets: list[NDArray[np.int64]]
 
 
@@ -168,38 +168,42 @@ def _mean_of_words(values: NDArray[np.float64], targets: NDArray[np.int64]) -> N
     return means
 
 
-def _by_loss(seen: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
+def _scores_by_loss(received: NDArray[np.float64], own: NDArray[np.float64]) -> NDArray[np.float64]:
     """The scores of samples ``(B, n)``, by their losses under two models (or twice under one)."""
-    return curriculum.loss_scores(np.nan_to_num((seen + own) / 2, nan=_HARDEST, posinf=_HARDEST))
+    return curriculum.loss_scores(
+        np.nan_to_num((received + own) / 2, nan=_HARDEST_LOSS, posinf=_HARDEST_LOSS)
+    )
 
 
-def _received(arrival: Arrival) -> Users:
+def _received_models(arrival: Arrival) -> Users:
     """The models that the clients received."""
-    return [(arrival.models[rows[0]], rows) for rows in _alike(arrival.same)]
+    return [(arrival.models[rows[0]], rows) for rows in _rows_by_number(arrival.same)]
 
 
-def _own(arrival: Arrival) -> Users:
+def _own_models(arrival: Arrival) -> Users:
     """The clients' own models; the received model for clients that have none."""
-    shared = [rows for rows in _alike(np.where(arrival.fresh, arrival.same, -1)) if arrival.fresh[rows[0]]]
+    shared = [
+        rows for rows in _rows_by_number(np.where(arrival.fresh, arrival.same, -1)) if arrival.fresh[rows[0]]
+    ]
     return [
         *((arrival.models[rows[0]], rows) for rows in shared),
         *((arrival.state[row], [row]) for row in np.flatnonzero(~arrival.fresh).tolist()),
     ]
 
 
-def _alike(numbers: NDArray[np.int64]) -> list[list[int]]:
+def _rows_by_number(numbers: NDArray[np.int64]) -> list[list[int]]:
     """The rows with equal numbers, one list for each number in ascending order."""
     return [np.flatnonzero(numbers == number).tolist() for number in np.unique(numbers)]
 
 
-def _seen(arrival: Arrival, users: Users, see: Callable[..., NDArray[Any]]) -> Seen:
+def _evaluate(arrival: Arrival, users: Users, measure: Callable[..., NDArray[Any]]) -> Seen:
     """Losses or predictions of the models on the samples of the clients that use them, in block order.
 
     Args:
         arrival: of the block.
         users: the models, and the clients that use each.
-        see: computes losses or predictions from outputs ``(n, ...)`` and targets ``(n, ...)``:
-            :func:`_lost` or :func:`_predicted`.
+        measure: computes losses or predictions from outputs ``(n, ...)`` and targets ``(n, ...)``:
+            :func:`_sample_losses` or :func:`_predictions`.
     """
     order: list[int] = []
     values: list[NDArray[Any]] = []
@@ -208,7 +212,7 @@ def _seen(arrival: Arrival, users: Users, see: Callable[..., NDArray[Any]]) -> S
         logits, y = arrival.logits(model, rows)
         labels, sizes = y.cpu().numpy(), arrival.sizes[rows].tolist()
         order += rows
-        values += curriculum.cut(see(arrival.spec.loss.for_tests(), logits, y), sizes)
+        values += curriculum.cut(measure(arrival.spec.loss.for_tests(), logits, y), sizes)
         targets += curriculum.cut(labels, sizes)
     if len(users) == 1:  # one model for all clients, which are in block order already
         return Seen(values, targets)
@@ -216,23 +220,23 @@ def _seen(arrival: Arrival, users: Users, see: Callable[..., NDArray[Any]]) -> S
     return Seen([values[place] for place in places], [targets[place] for place in places])
 
 
-def _lost(loss: Loss, logits: torch.Tensor, y: torch.Tensor) -> NDArray[np.float64]:
+def _sample_losses(loss: Loss, logits: torch.Tensor, y: torch.Tensor) -> NDArray[np.float64]:
     """The loss of each sample ``(n,)``."""
     losses = loss.each(logits, y).double().cpu().numpy()
     return losses if losses.ndim == 1 else _mean_of_words(losses, y.cpu().numpy())
 
 
-def _predicted(loss: Loss, logits: torch.Tensor, y: torch.Tensor) -> NDArray[np.int64]:
+def _predictions(loss: Loss, logits: torch.Tensor, y: torch.Tensor) -> NDArray[np.int64]:
     """The predicted classes ``(n,)``, or words ``(n, L)``."""
     classes: NDArray[np.int64] = logits.argmax(1).cpu().numpy()
     return classes
 
 
-_HARDEST = 1e300
+_HARDEST_LOSS = 1e300
 """Stands for a loss that is not finite. Training then fails with a message for the client."""
 
 
-def _read(path: Path, spec: ModelSpec) -> torch.Tensor:
+def _read_expert(path: Path, spec: ModelSpec) -> torch.Tensor:
     """The expert's model ``(P,)``.
 
     Raises:

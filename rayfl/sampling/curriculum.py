@@ -47,19 +47,19 @@ class ClientCurriculum(Sampling):
 
     def asked(self, clients: int, count: int, round: int, rounds: int) -> int:
         """All clients, as long as not all are eligible; then none."""
-        return clients if self._allowed(clients, count, round, rounds) < clients else 0
+        return clients if self._eligible_count(clients, count, round, rounds) < clients else 0
 
     def cohort(self, candidates: Candidates) -> NDArray[np.int64]:
         """All eligible clients, shuffled (``sweep``), or one cohort drawn from them (``draw``)."""
         c, n = candidates, len(candidates.ids)
-        allowed = self._allowed(n, c.count, c.round, c.rounds)
+        allowed = self._eligible_count(n, c.count, c.round, c.rounds)
         pool = c.ids if allowed == n else c.ids[eligible(c.losses(), allowed, self.order)]
         rng = generator(c.seed, "cohort", c.round)
         if self.cohorts == "sweep":
             return rng.permutation(pool)
         return np.sort(rng.choice(pool, min(c.count, len(pool)), replace=False, shuffle=False))
 
-    def _allowed(self, clients: int, count: int, round: int, rounds: int) -> int:
+    def _eligible_count(self, clients: int, count: int, round: int, rounds: int) -> int:
         """How many clients are eligible, K(t)."""
         paces = Pacing(self.pacing, self.a, self.b).available(rounds, clients, count)
         return int(paces[min(round, rounds - 1)])

@@ -42,7 +42,7 @@ class Centroids(Signature):
         from sklearn.cluster import KMeans  # deferred: only workers that need it import it
 
         # Rounding depends on how scikit-learn splits sums among OpenMP threads.
-        with _libraries().limit(limits=1), warnings.catch_warnings():
+        with _thread_pools().limit(limits=1), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # fewer clusters than k, if samples differ by rounding only
             seed = key % 2**32
             kmeans = KMeans(self.k, n_init=self.restarts, random_state=seed).fit(samples)
@@ -50,6 +50,6 @@ class Centroids(Signature):
 
 
 @functools.cache
-def _libraries() -> ThreadpoolController:
+def _thread_pools() -> ThreadpoolController:
     """The thread pools of this process, once scikit-learn's are loaded."""
     return ThreadpoolController()

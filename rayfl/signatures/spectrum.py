@@ -91,22 +91,22 @@ class Spectrum(Signature):
         little memory.
         """
         fits = sum(other[1:].size for other in others) <= KEPT
-        cached = list(_side_by_side(others)) if fits else None
+        cached = list(_stacked_eigenvectors(others)) if fits else None
         directions = sum(other.shape[1] for other in others)
         rows = []
         with one_thread():
             for x, own in clients:
                 samples, values = sample_matrix(x), own[0].astype(np.float64)
-                gram = _of_equal_length(samples) if directions >= MANY * len(samples) else None
+                gram = _length_preserving_gram(samples) if directions >= MANY * len(samples) else None
                 row = [
-                    _geometric_mean_ratios(values, _lengths(samples, gram, vectors), counts)
-                    for vectors, counts in cached or _side_by_side(others)
+                    _geometric_mean_ratios(values, _projected_lengths(samples, gram, vectors), counts)
+                    for vectors, counts in cached or _stacked_eigenvectors(others)
                 ]
                 rows.append(np.concatenate([np.zeros(0), *row]))
         return np.stack(rows)
 
 
-def _of_equal_length(samples: NDArray[np.float64]) -> NDArray[np.float64] | None:
+def _length_preserving_gram(samples: NDArray[np.float64]) -> NDArray[np.float64] | None:
     """``S^2 W / n`` of samples ``(n, D)``: its products with vectors have the same lengths as those of ``G``.
 
     None if there are more samples than dimensions: then the decomposition takes longer than it saves.
@@ -118,16 +118,16 @@ def _of_equal_length(samples: NDArray[np.float64]) -> NDArray[np.float64] | None
     return scaled
 
 
-def _lengths(
+def _projected_lengths(
     samples: NDArray[np.float64], gram: NDArray[np.float64] | None, vectors: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """``|G v|`` of each column v of the vectors ``(D, V)``, given :func:`_of_equal_length` or without."""
+    """``|G v|`` of each column v of the vectors ``(D, V)``; ``gram``: of :func:`_length_preserving_gram`."""
     products = samples.T @ (samples @ vectors) / len(samples) if gram is None else gram @ vectors
     lengths: NDArray[np.float64] = np.linalg.norm(products, axis=0)
     return lengths
 
 
-def _side_by_side(
+def _stacked_eigenvectors(
     others: Sequence[NDArray[np.floating]],
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
     """The eigenvectors of :data:`BLOCK` users at a time ``(D, sum q_j)``, and how many each has."""
@@ -138,23 +138,23 @@ def _side_by_side(
 
 
 def _geometric_mean_ratios(
-    own: NDArray[np.float64], projected: NDArray[np.float64], counts: NDArray[np.int64]
+    eigenvalues: NDArray[np.float64], projected_lengths: NDArray[np.float64], counts: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Eqs. 3 and 4 of MT-HFL for several users ``(n,)``, over the eigenvalues that both users kept.
 
     Args:
-        own: eigenvalues ``(q,)``.
-        projected: lengths of the n users' projected eigenvectors, one user after the other.
+        eigenvalues: of the user that compares ``(q,)``.
+        projected_lengths: of the n users' projected eigenvectors, one user after the other.
         counts: how many each of them has ``(n,)``.
     """
     means, firsts = np.zeros(len(counts)), np.cumsum(counts) - counts
     for count in np.unique(counts).tolist():  # nearly always there is only one
-        n_common = min(len(own), count)
+        n_common = min(len(eigenvalues), count)
         if n_common == 0:
             continue
         users = np.flatnonzero(counts == count)
-        lengths = projected[firsts[users, None] + np.arange(n_common)]
-        ratios = np.minimum(own[:n_common], lengths) / np.maximum(own[:n_common], lengths)
+        lengths = projected_lengths[firsts[users, None] + np.arange(n_common)]
+        ratios = np.minimum(eigenvalues[:n_common], lengths) / np.maximum(eigenvalues[:n_common], lengths)
         positive = (ratios > 0).all(axis=1)
         means[users[positive]] = np.exp(np.log(ratios[positive]).mean(axis=1))
     return means

@@ -95,7 +95,7 @@ def test_it_is_the_papers_loop(settings: dict[str, Any], participation: float) -
     for t in range(4):
         if t % 2 == 0:
             u = np.stack([shares_of(data, i, centers, 1e-4) for i in range(len(u))])
-        drawn = method._drawn(s, replace(method.begin(s), round=t, shares=u))
+        drawn = method._center_weights(s, replace(method.begin(s), round=t, shares=u))
         trained = [local(data, i, centers, u[i]) for i in range(len(u))]
         centers = [np.average(trained, axis=0, weights=row) for row in drawn]
         if participation == 1:
@@ -120,7 +120,7 @@ def test_a_client_is_drawn_for_a_center_by_its_share_and_samples() -> None:
     state, counts = shared([[1.0, 0.2]] * 3 + [[0.0001, 1.0]] * 3), np.zeros((2, 6))
     method = algorithm("fedsoft")
     for t in range(400):
-        drawn = method._drawn(s, replace(state, round=t))
+        drawn = method._center_weights(s, replace(state, round=t))
         assert drawn.sum(axis=1).tolist() == [1, 1]
         counts += drawn
     v = state.shares * np.array(SIZES)[:, None]

@@ -36,7 +36,7 @@ def test_job_size_is_batch_times_batches():
     assert [len(job.samples) for job in plan.jobs] == [4, 4, 2]
 
 
-@pytest.mark.parametrize("table", [sharing._TABLE, 1, 70])
+@pytest.mark.parametrize("table", [sharing._TABLE_CELLS, 1, 70])
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_equal_to_the_loop_over_clients(table: int, data: st.DataObject):
@@ -47,7 +47,7 @@ def test_equal_to_the_loop_over_clients(table: int, data: st.DataObject):
     truth, losses = rng.random((6, 31)) < 0.5, rng.random((6, 31), dtype=np.float32)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharing, "_TABLE", table)
+        patch.setattr(sharing, "_TABLE_CELLS", table)
         plan = EvaluationPlan.of(models, ragged(*lists), batch, batches)
     counts, sums, _ = plan.gather(
         [truth[job.model, job.samples] for job in plan.jobs],

@@ -71,7 +71,7 @@ def test_states_one_by_one_or_together_are_the_same(
 
     together = models()
     monkeypatch.setattr(host, "_CALL", 0)
-    monkeypatch.setattr(base, "_CACHED", 1)
+    monkeypatch.setattr(base, "_CACHE_ELEMENTS", 1)
     for one, other in zip(together, models(), strict=True):
         np.testing.assert_array_equal(one, other)
 

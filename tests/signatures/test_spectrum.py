@@ -238,7 +238,7 @@ def test_decomposed_samples_measure_the_same_lengths(samples, monkeypatch):
     rng = np.random.default_rng(samples)
     clients = [rng.standard_normal((samples, 6)) for _ in range(5)]
     gram = clients[0].T @ clients[0] / samples
-    half = spectra._of_equal_length(clients[0])
+    half = spectra._length_preserving_gram(clients[0])
     if samples > 6:
         assert half is None
     else:

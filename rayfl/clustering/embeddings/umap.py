@@ -68,7 +68,9 @@ class Umap(Embedding):
                 min_dist=self.min_dist,
                 random_state=key % 2**32,
                 n_jobs=1,
-                precomputed_knn=_nearest(points, neighbours) if len(points) <= EXACT else (None, None, None),
+                precomputed_knn=_nearest_neighbours(points, neighbours)
+                if len(points) <= EXACT
+                else (None, None, None),
             )
             embedded = np.asarray(reducer.fit_transform(points), np.float32)
         if not np.isfinite(embedded).all():
@@ -76,7 +78,9 @@ class Umap(Embedding):
         return np.split(embedded, np.cumsum([len(signature) for signature in signatures])[:-1])
 
 
-def _nearest(points: NDArray[np.float32], count: int) -> tuple[NDArray[np.int64], NDArray[np.float32], None]:
+def _nearest_neighbours(
+    points: NDArray[np.float32], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32], None]:
     """The ``count`` nearest points of each, itself first as UMAP expects, and their distances."""
     from sklearn.neighbors import NearestNeighbors
 

@@ -79,7 +79,7 @@ def fresh(shape: tuple[int, int, int], latent: int, key: int) -> ConvAE:
     """An autoencoder whose weights depend on ``key`` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key)
-        return _fast(ConvAE(shape, latent))
+        return _channels_last(ConvAE(shape, latent))
 
 
 def restored(shape: tuple[int, int, int], latent: int, weights: Weights) -> ConvAE:
@@ -87,7 +87,7 @@ def restored(shape: tuple[int, int, int], latent: int, weights: Weights) -> Conv
     with torch.random.fork_rng(devices=[]):
         model = ConvAE(shape, latent)
     model.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in weights.items()})
-    return _fast(model)
+    return _channels_last(model)
 
 
 def weights_of(model: ConvAE) -> Weights:
@@ -163,6 +163,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(n_threads)
 
 
-def _fast(model: ConvAE) -> ConvAE:
+def _channels_last(model: ConvAE) -> ConvAE:
     """The model in the memory layout that is fast for convolutions with few channels."""
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

@@ -20,10 +20,10 @@ from rayfl.models.flat import flat_tensors
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 """Containers whose children become separate layers. Subclasses of them are not split."""
 
-_MOST = 0.9
+_DOMINANT_SHARE = 0.9
 """A child that holds this share of a network's parameters is treated as the network itself."""
 
-_BATCHES = {True: (2, 3), False: (1, 3)}
+_BATCH_SIZES = {True: (2, 3), False: (1, 3)}
 """Samples in the batches that are tried before anything starts, in training (BatchNorm needs two) and in
 evaluation; of different sizes, as in a run."""
 
@@ -57,7 +57,7 @@ def check_tensors(module: nn.Module, again: nn.Module) -> None:
             raise ConfigError(_WHERE, f"{name} starts with other numbers each time", remedy)
 
 
-def _inputs(module: nn.Module) -> list[str]:
+def _required_inputs(module: nn.Module) -> list[str]:
     """The inputs of ``forward`` that have no default."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
@@ -78,24 +78,24 @@ def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task:
         ConfigError: unless it maps one batch to logits ``(batch, classes)``, or for words ``(batch, classes,
             L)``, through which gradients flow.
     """
-    inputs = _inputs(module)
+    inputs = _required_inputs(module)
     if len(inputs) != 1:
         what = f"forward takes {len(inputs)} inputs ({', '.join(inputs)})"
         raise ConfigError(_WHERE, what, "expected one, a batch of samples")
-    for training, batches in _BATCHES.items():
+    for training, batches in _BATCH_SIZES.items():
         module.train(training)
         for samples in batches:
             x = torch.zeros(samples, *shape, dtype=torch.float32 if task == "numbers" else torch.int64)
             expected = (samples, classes, *shape) if task == "words" else (samples, classes)
             with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
-                logits = _tried("forward", partial(module, x), x)
+                logits = _call_or_refuse("forward", partial(module, x), x)
                 _check_logits(logits, expected)
                 if training:
                     _check_gradients(logits, x)
     if task == "numbers":  # not zeros: a network may divide by them, and dropout would not change them
         x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # module is in evaluation
-        outputs, repeated = (_tried("forward", partial(module, x), x) for _ in range(2))
+        outputs, repeated = (_call_or_refuse("forward", partial(module, x), x) for _ in range(2))
     if not outputs.isfinite().all():
         raise ConfigError(_WHERE, "forward returns NaN or infinity for inputs between 0 and 1")
     if not torch.equal(outputs, repeated):
@@ -104,7 +104,7 @@ def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task:
         raise ConfigError(_WHERE, what, remedy)
 
 
-def _tried(what: str, call: Callable[[], Any], x: Tensor) -> Any:
+def _call_or_refuse(what: str, call: Callable[[], Any], x: Tensor) -> Any:
     try:
         return call()
     except (Exception, SystemExit) as error:
@@ -129,7 +129,7 @@ def _check_gradients(logits: Tensor, x: Tensor) -> None:
     if not logits.requires_grad:
         what = "no gradient flows from the logits to the parameters"
         raise ConfigError(_WHERE, what, "does forward detach them, or run under torch.no_grad?")
-    _tried("the backward pass", partial(torch.autograd.backward, logits.sum()), x)
+    _call_or_refuse("the backward pass", partial(torch.autograd.backward, logits.sum()), x)
 
 
 def derived_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -142,7 +142,9 @@ def derived_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
     """
     layers: dict[str, tuple[str, ...]] = {}
     last = ""
-    for name, part in _parts(module, "", {name: tensor.numel() for name, tensor in flat_tensors(module)}):
+    for name, part in _named_layers(
+        module, "", {name: tensor.numel() for name, tensor in flat_tensors(module)}
+    ):
         if last and part is not None and "Norm" in type(part).__name__:
             layers[last] += (name,)
         else:
@@ -151,7 +153,7 @@ def derived_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
     return layers
 
 
-def _parts(
+def _named_layers(
     module: nn.Module, prefix: str, sizes: Mapping[str, int], unfold: bool = True
 ) -> Iterator[tuple[str, nn.Module | None]]:
     """Yield the name of each module or tensor that becomes a layer, with the module (None for a tensor).
@@ -168,10 +170,10 @@ def _parts(
         inside = sum(size for tensor, size in sizes.items() if tensor.startswith(name + "."))
         if not any(tensor.startswith(name + ".") for tensor in sizes):
             continue
-        if list(child.children()) and inside >= _MOST * sum(sizes.values()):
-            yield from _parts(child, name + ".", sizes)
+        if list(child.children()) and inside >= _DOMINANT_SHARE * sum(sizes.values()):
+            yield from _named_layers(child, name + ".", sizes)
         elif unfold and list(child.children()) and type(child) in _CONTAINERS:
-            yield from _parts(child, name + ".", sizes, unfold=False)
+            yield from _named_layers(child, name + ".", sizes, unfold=False)
         else:
             yield name, child
 

@@ -136,7 +136,7 @@ class ConvAEFeatures(FeatureMap):
             )
         if self.fine_tune_shared and not len(x):
             raise DataError("conv_ae: there are no public images for fine_tune_shared; set it to 0")
-        shape = _padded(x.shape[1:])
+        shape = _padded_shape(x.shape[1:])
         dataset = self.pretrain.dataset
         try:
             root = dataset.root or data_root()
@@ -155,12 +155,12 @@ class ConvAEFeatures(FeatureMap):
             **self.model_dump(mode="json", include={"latent", "lr"}),
             **self.pretrain.model_dump(mode="json", exclude={"dataset"}),
         }
-        weights = _kept(root, settings, lambda: self._train(samples.x_train, shape, key))
+        weights = _cached_weights(root, settings, lambda: self._train(samples.x_train, shape, key))
         if self.fine_tune_shared:
             images = hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
             settings |= {"fine_tune_shared": self.fine_tune_shared, "images": [images, *x.shape]}
             pretrained = weights
-            weights = _kept(root, settings, lambda: self._fine_tune(pretrained, x, shape, key))
+            weights = _cached_weights(root, settings, lambda: self._fine_tune(pretrained, x, shape, key))
         sends_decoder = max(self.fine_tune, self.fine_tune_again or 0) > 0
         return Encoder(
             weights, x.shape[1:], self.latent, self.fine_tune, self.batch_size, self.lr, sends_decoder
@@ -241,7 +241,7 @@ class Encoder:
     @property
     def padded(self) -> tuple[int, int, int]:
         """The shape of the autoencoder's images: sides that are multiples of 4."""
-        return _padded(self.shape)
+        return _padded_shape(self.shape)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_model"}
@@ -253,26 +253,26 @@ class Encoder:
         return conv_ae.restored(self.padded, self.latent, self.weights)
 
 
-def _padded(shape: tuple[int, ...]) -> tuple[int, int, int]:
+def _padded_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     channels, height, width = shape
     return channels, -(-height // 4) * 4, -(-width // 4) * 4
 
 
-def _kept(root: Path, settings: dict[str, Any], train: Callable[[], Weights]) -> Weights:
+def _cached_weights(root: Path, settings: dict[str, Any], train: Callable[[], Weights]) -> Weights:
     """The weights trained with these settings, from the cache in the folder of the datasets."""
-    path = root / "encoders" / f"conv_ae-{_hash(settings)}.safetensors"
-    weights = _read(path)
+    path = root / "encoders" / f"conv_ae-{_settings_hash(settings)}.safetensors"
+    weights = _read_weights(path)
     if weights is None:
         weights = train()
-        _write(path, weights)
+        _write_weights(path, weights)
     return weights
 
 
-def _hash(settings: dict[str, Any]) -> str:
+def _settings_hash(settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> Weights | None:
+def _read_weights(path: Path) -> Weights | None:
     """The weights in a file; None if it is missing or unreadable."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
@@ -283,7 +283,7 @@ def _read(path: Path) -> Weights | None:
         return None
 
 
-def _write(path: Path, weights: Weights) -> None:
+def _write_weights(path: Path, weights: Weights) -> None:
     """Write weights so that the file appears complete or not at all; errors such as a read-only folder are
     ignored."""
     from safetensors.numpy import save
