@@ -94,8 +94,8 @@ def test_results_do_not_depend_on_what_is_kept(tmp_path: Any, monkeypatch: pytes
 
     monkeypatch.setattr(Batches, "train", counted)
     results, counts = [], []
-    for name, most in (("kept", host._KEPT), ("not", 0)):
-        monkeypatch.setattr(host, "_KEPT", most)
+    for name, most in (("kept", host._KEPT_BYTES), ("not", 0)):
+        monkeypatch.setattr(host, "_KEPT_BYTES", most)
         reads[0] = 0
         results.append(run({**IFCA, "output": {"root": str(tmp_path / name), "report": False}}))
         counts.append(reads[0])
@@ -160,7 +160,7 @@ def test_mixtures_of_a_block_are_those_of_each_bit_for_bit() -> None:
         weights = tuple(random.dirichlet(np.ones(len(parts))).tolist())
         mixtures["model", number] = Mixture(parts, weights)
     objects = {**models, **mixtures}
-    found = host._mixed(objects, "model", [1, 4, 3, 8, 5], 50)
+    found = host._stack_models(objects, "model", [1, 4, 3, 8, 5], 50)
     assert (found[0] == models["model", 1]).all()
     for row, number in enumerate([4, 3, 8, 5], start=1):
         mixture = mixtures["model", number]
