@@ -107,7 +107,7 @@ def resume(path: Path) -> dict[str, Any]:
         backend.close()
 
 
-def _here(task: str, *arguments: str) -> dict[str, Any]:
+def _in_new_process(task: str, *arguments: str) -> dict[str, Any]:
     """Run a part in a separate process."""
     command = [sys.executable, __file__, "--task", task, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -131,8 +131,8 @@ def work(options: argparse.Namespace) -> None:
     for objective in OBJECTIVES:
         with tempfile.TemporaryDirectory(prefix="rayfl-state-") as folder:
             inline = ["--inline"] * options.inline
-            row = _here("measure", *shared, *inline, "--with", objective, folder)
-            row |= _here("resume", *shared, "--with", row.pop("path"))
+            row = _in_new_process("measure", *shared, *inline, "--with", objective, folder)
+            row |= _in_new_process("resume", *shared, "--with", row.pop("path"))
             rows.append(row)
             print(", ".join(f"{key} {_text(value)}" for key, value in row.items()), flush=True)
     pd.DataFrame(rows).to_csv(options.out / "client-state.csv", index=False)

@@ -348,8 +348,8 @@ def gcn(options: argparse.Namespace) -> pd.DataFrame:
                 "scgiga": deque(greedy_steps, maxlen=1).pop().coreset.ids,
                 "random": generator(seed, "labels", k).choice(pool, k, replace=False),
                 "betweenness": pool[np.argsort(-central[pool], kind="stable")][:k],
-                "k-means": _within(graph, bag, pool, k, seed),
-                "spectral": _within(graph, U[:, :k], pool, k, seed),
+                "k-means": _k_means_within(graph, bag, pool, k, seed),
+                "spectral": _k_means_within(graph, U[:, :k], pool, k, seed),
                 "frank-wolfe": deque(frank_wolfe_steps, maxlen=1).pop().ids,
             }
             chosen["frank-wolfe"] = chosen["frank-wolfe"][open_to_choice[chosen["frank-wolfe"]]]
@@ -361,7 +361,9 @@ def gcn(options: argparse.Namespace) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _within(graph: Graph, points: Array, pool: NDArray[np.int64], k: int, seed: int) -> NDArray[np.int64]:
+def _k_means_within(
+    graph: Graph, points: Array, pool: NDArray[np.int64], k: int, seed: int
+) -> NDArray[np.int64]:
     """K-means of the points that may be chosen."""
     part = Graph(graph.adjacency[pool][:, pool], points[pool], components=True)
     return np.asarray(pool[kmeans.select(part, k, seed=seed).ids])

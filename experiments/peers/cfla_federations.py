@@ -29,7 +29,7 @@ def groups(
     labels: NDArray[np.int64],
     rng: np.random.Generator,
     share: float = 0.2,
-    given: Sequence[tuple[int, int, int]] = GROUPS,
+    ranges: Sequence[tuple[int, int, int]] = GROUPS,
 ) -> Places:
     """Clients in groups with overlapping ranges of labels; each trains on a part of its share of the group.
 
@@ -40,11 +40,11 @@ def groups(
         labels: of the training samples ``(n,)``.
         rng: draws the samples.
         share: of a client's samples on which it trains; CFLA tests it on the others, rayfl on test samples.
-        given: as ``GROUPS``.
+        ranges: as ``GROUPS``.
     """
     free = np.ones(len(labels), bool)
     dealt: Places = []
-    for low, high, clients in given:
+    for low, high, clients in ranges:
         within = (labels >= low) & (labels <= high)
         per_client = int(within.sum() // clients * share)
         members = rng.choice(np.flatnonzero(within & free), clients * per_client, replace=False)

@@ -75,21 +75,21 @@ def images() -> tuple[Images, str]:
     return (x.reshape(len(x), -1), np.asarray(samples.y_train, np.int64)), "CIFAR-10"
 
 
-def signatures(given: Images, seed: int, clients: int = 100) -> list[Array]:
+def signatures(dataset: Images, seed: int, clients: int = 100) -> list[Array]:
     """The first three left singular vectors of each of a client's two labels, by NumPy, as the authors do."""
-    x, y = given
+    x, y = dataset
     vectors = []
-    for indices in deal(given, seed, clients):
+    for indices in deal(dataset, seed, clients):
         parts = [x[indices][y[indices] == label].T.astype(np.float64) for label in np.unique(y[indices])]
         vectors.append(np.hstack([np.linalg.svd(part, full_matrices=False)[0][:, :3] for part in parts]))
     return vectors
 
 
-def deal(given: Images, seed: int, clients: int) -> list[NDArray[np.integer]]:
+def deal(dataset: Images, seed: int, clients: int) -> list[NDArray[np.integer]]:
     """The samples of each client: two labels, whose samples are divided evenly."""
     from rayfl.data.base import Samples
 
-    x, y = given
+    x, y = dataset
     samples = Samples("given", x, y, x[:10], y[:10], classes=10)
     return list(LabelSkew(clients=clients, rho=0.2).assign(samples, seed).clients)
 

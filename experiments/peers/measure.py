@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from systems import HERE, System
 
-_LOOK = 0.05
+_READ_INTERVAL = 0.05
 """Seconds between two reads of the file of marks."""
 
 
@@ -29,7 +29,8 @@ class Limits:
         rounds: least number of rounds that are timed.
         seconds: least time that they take together, up to ``most`` rounds.
         most: largest number of rounds that are timed.
-        patience: seconds after which the measurement ends with the rounds timed so far, or fails.
+        patience: seconds after which the measurement ends with the rounds timed so far; if there are none,
+            it fails after twice as many.
         memory: least number of seconds for which memory is watched.
     """
 
@@ -125,7 +126,7 @@ def _wait(process: psutil.Process, marks: Path, begun: float, count: int, patien
     """The times of at least ``count`` complete rounds.
 
     Raises:
-        _Ended: if the script ends before, or takes too long.
+        _Ended: if the script ends before, or takes more than twice ``patience`` seconds.
     """
     while True:
         # Check first whether it has ended: it may mark a round and end between the two checks.
@@ -137,7 +138,7 @@ def _wait(process: psutil.Process, marks: Path, begun: float, count: int, patien
             raise _Ended(f"ended after {len(times)} rounds")
         if time.time() - begun > 2 * patience:
             raise _Ended(f"{len(times)} rounds in {time.time() - begun:.0f} s")
-        time.sleep(_LOOK)
+        time.sleep(_READ_INTERVAL)
 
 
 def _tree(process: psutil.Process) -> list[psutil.Process]:

@@ -29,14 +29,14 @@ RESULTS = Path(__file__).parent / "results"
 
 def install(options: argparse.Namespace) -> None:
     """Create the environments."""
-    for name in _known(options.systems, systems.SYSTEMS, "system"):
+    for name in _checked_names(options.systems, systems.SYSTEMS, "system"):
         systems.install(systems.SYSTEMS[name], print)
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure what is not measured yet."""
-    names = _known(options.systems, systems.SYSTEMS, "system")
-    workloads = _known(options.workloads, tasks.WORKLOADS, "workload")
+    names = _checked_names(options.systems, systems.SYSTEMS, "system")
+    workloads = _checked_names(options.workloads, tasks.WORKLOADS, "workload")
     limits = measure.Limits(patience=options.patience)
     if options.quick:
         limits = measure.Limits(warm_up=0, rounds=2, seconds=2.0, patience=options.patience)
@@ -95,16 +95,16 @@ def _left_out(system: systems.System, workload: str) -> str:
     return "" if workload in system.workloads else system.why_not
 
 
-def _known(names: Sequence[str], known: Any, what: str) -> list[str]:
+def _checked_names(names: Sequence[str], choices: Any, what: str) -> list[str]:
     """The names, all if there are none.
 
     Raises:
         ConfigError: for an unknown one.
     """
     for name in names:
-        if name not in known:
-            raise ConfigError(what, f"no such {what} {name!r}", nearest(name, list(known)))
-    return list(names) or list(known)
+        if name not in choices:
+            raise ConfigError(what, f"no such {what} {name!r}", nearest(name, list(choices)))
+    return list(names) or list(choices)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -123,11 +123,11 @@ def _spread(values: Sequence[float]) -> str:
     return text if len(values) < 2 else f"{text} ({min(values):.3g} to {max(values):.3g})"
 
 
-def _machine_line(found: Mapping[str, Any]) -> str:
-    gpus = "".join(f", {name}" for name in found["gpus"])
+def _machine_line(info: Mapping[str, Any]) -> str:
+    gpus = "".join(f", {name}" for name in info["gpus"])
     return (
-        f"{found['processor']}, {found['cores']} cores, {found['memory_gb']:.0f} GB{gpus}, "
-        f"Python {found['python']}"
+        f"{info['processor']}, {info['cores']} cores, {info['memory_gb']:.0f} GB{gpus}, "
+        f"Python {info['python']}"
     )
 
 

@@ -47,7 +47,7 @@ class Workload:
         return (os.cpu_count() or 1) if self.task.network in ("resnet18", "resnet9", "dropout_cnn") else 1
 
 
-def _own(name: str, network: str) -> Workload:
+def _bench_workload(name: str, network: str) -> Workload:
     """A workload of ``rayfl bench``."""
     w = BENCH[name]
     training = {"momentum": 0.0, **w.training}
@@ -60,9 +60,9 @@ _RGB = (3, 32, 32)
 WORKLOADS = {
     w.task.name: w
     for w in (
-        _own("W1", "mlp"),
-        _own("W2", "lenet5"),
-        _own("W3", "mlp32"),
+        _bench_workload("W1", "mlp"),
+        _bench_workload("W2", "lenet5"),
+        _bench_workload("W3", "mlp32"),
         Workload(
             Task("W4a", "resnet18", _RGB, 10, 100, 500, 10, 1, 32, 0.05, 0.0, ""),
             "ResNet-18 with GroupNorm on CIFAR-10, 10 of 100 clients, 1 epoch, batch 32",
@@ -141,7 +141,7 @@ def _arrays(workload: Workload) -> tuple[Arrays, str]:
     rng = np.random.default_rng(0)
     if workload.data is not None:
         try:
-            x, y = _REAL[workload.data]()
+            x, y = _DATASETS[workload.data]()
             order = rng.permutation(len(x))[:count]
             return (np.ascontiguousarray(x[order]), y[order]), workload.data
         except DataError:
@@ -163,4 +163,4 @@ def _ag_news() -> Arrays:
     return np.asarray(samples.x_train), np.asarray(samples.targets_train, np.int64)
 
 
-_REAL: dict[str, Callable[[], Arrays]] = {"cifar10": _cifar10, "ag_news": _ag_news}
+_DATASETS: dict[str, Callable[[], Arrays]] = {"cifar10": _cifar10, "ag_news": _ag_news}

@@ -510,7 +510,7 @@ def costs_of_profile(rows: Sequence[dict[str, Any]], link: dict[str, Any]) -> Co
     return Costs(round_, message, work, work_number, step, add, add_number, ray, **link)
 
 
-def _fresh(*arguments: object) -> dict[str, Any]:
+def _in_new_process(*arguments: object) -> dict[str, Any]:
     """Run a measurement of this script in a separate process."""
     command = [sys.executable, __file__, *map(str, arguments)]
     process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -523,15 +523,15 @@ def _fresh(*arguments: object) -> dict[str, Any]:
 
 def measure(out: Path) -> None:
     """Measure all costs on this machine."""
-    rows = [_fresh("one", small, block) for small in (1, 0) for block in (20, 2)]
-    step, link = _fresh("step"), _fresh("link")
+    rows = [_in_new_process("one", small, block) for small in (1, 0) for block in (20, 2)]
+    step, link = _in_new_process("step"), _in_new_process("link")
     costs = costs_of(rows, step, link)
     out.write_text(json.dumps({"costs": asdict(costs), "measured": [*rows, step, link]}, indent=1) + "\n")
-    _say(costs)
+    _print_costs(costs)
     print(f"written: {out}")
 
 
-def _say(costs: Costs) -> None:
+def _print_costs(costs: Costs) -> None:
     for name, value in asdict(costs).items():
         print(f"{name:12} {1e6 * value:12.4f} microseconds")
 
@@ -590,7 +590,7 @@ def check(costs: Costs, nodes: Sequence[int], out: Path) -> None:
         print(f"{name}: predicted {expected:.4f} s, measured {measured} s before; error {error:+.0f} %")
     rows = []
     for count in nodes:
-        timing = _fresh("nodes", count)
+        timing = _in_new_process("nodes", count)
         case = Case(count, 1, 480, timing["block"], cores=psutil.cpu_count(logical=False) or 1, **W1)
         expected = predict(case, costs).seconds
         error = 100 * (expected / timing["least"] - 1)
@@ -772,9 +772,9 @@ def main() -> None:
         measure(arguments.out or COSTS)
     elif arguments.what == "profile":
         bench = json.loads(arguments.bench.read_text(encoding="utf-8"))
-        costs = costs_of_profile(bench["profile"], bench.get("link") or _fresh("link"))
+        costs = costs_of_profile(bench["profile"], bench.get("link") or _in_new_process("link"))
         (arguments.out or COSTS).write_text(json.dumps({"costs": asdict(costs)}, indent=1) + "\n")
-        _say(costs)
+        _print_costs(costs)
     elif arguments.what == "check":
         check(read(arguments.costs), values or (1, 2, 4), arguments.out or Path("scaling-model"))
     else:

@@ -29,13 +29,13 @@ _HIDDEN = 1333
 """Units of the hidden layer, with 75 parameters each and 10 biases of the outputs: 99,985 in all."""
 
 
-def _status(name: str) -> int:
+def _status_bytes(name: str) -> int:
     """A line of ``/proc/self/status``, in bytes."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
 
 
-def _written() -> int:
+def _written_bytes() -> int:
     """Bytes that this process has written so far."""
     (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("wchar"))
     return int(line.split()[1])
@@ -72,16 +72,16 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         _start_ray(options.store)
     checkpoints, peak_own, cpu = [], 0, []
     with PeakMemory() as peak, running(task, folder, execution) as rayfl:
-        start = _status("RssAnon")
+        start = _status_bytes("RssAnon")
         for number in range(1, options.rounds + 1):
             rayfl.round()
-            peak_own = max(peak_own, _status("RssAnon"))
+            peak_own = max(peak_own, _status_bytes("RssAnon"))
             if number % options.every == 0:
-                written_before, start_time = _written(), time.process_time()
+                written_before, start_time = _written_bytes(), time.process_time()
                 rayfl.driver.checkpoint(rayfl.state)
-                checkpoints.append(_written() - written_before)
+                checkpoints.append(_written_bytes() - written_before)
                 cpu.append(time.process_time() - start_time)
-                peak_own = max(peak_own, _status("RssAnon"))
+                peak_own = max(peak_own, _status_bytes("RssAnon"))
         states, path = rayfl.driver.servers.states, rayfl.driver.run_dir.path
         size = rayfl.driver.host.spec.n_parameters * 4
         on_disk = {

@@ -78,26 +78,26 @@ def double_loop(signatures: Sequence[NDArray[np.float32]], pairs: int = 3000) ->
 
 def run(
     sizes: Sequence[int] = (1000, 10_000, 30_000, 100_000),
-    beside: int | None = BESIDE,
+    compared_clients: int | None = BESIDE,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """Measure.
 
     Args:
         sizes: numbers of clients; above ``Clustering.exact_up_to`` the clustering is two-stage.
-        beside: the number of clients at which both are compared; None: no comparison.
+        compared_clients: the number of clients at which both are compared; None: no comparison.
         say: called with one line per result.
 
     Returns:
         One row per size: ``clients``, ``way`` (exact or two-stage), ``seconds``, ``peak_gb``,
         ``signatures_gb`` (the part of the peak that the signatures take), ``double_loop_seconds``
         (extrapolated), ``n_clusters``, ``ari`` (against the planted clusters); for two-stage clustering also
-        ``representatives`` and ``agreement`` (ARI against exact clustering: an estimate, or at ``beside``
-        clients over all of them).
+        ``representatives`` and ``agreement`` (ARI against exact clustering: an estimate, or at
+        ``compared_clients`` over all of them).
     """
     plans: list[tuple[Callable[..., dict[str, Any]], int]] = [(measure, clients) for clients in sizes]
-    if beside is not None:
-        plans.append((measure_beside, beside))
+    if compared_clients is not None:
+        plans.append((measure_beside, compared_clients))
     rows = []
     for function, clients in plans:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:

@@ -62,9 +62,9 @@ def bench(
             the CPU, or if there is no GPU.
         DataError: if the config's data are missing.
     """
-    _check(device, tasks)
+    _check_device(device, tasks)
     reduced = _precision(precision, tasks)
-    own_task = _own(tasks)
+    own_task = _own_workload(tasks)
     if own_task and device == "cpu":
         own_task.refuse_gpu()
     default_tasks = [*WORKLOADS, "networks"] if device == "cuda" else list(WORKLOADS)
@@ -134,7 +134,7 @@ def bench(
     return result
 
 
-def _check(device: str, tasks: Sequence[str]) -> None:
+def _check_device(device: str, tasks: Sequence[str]) -> None:
     """Refuse what cannot be measured on a device.
 
     Raises:
@@ -171,7 +171,7 @@ def _precision(precision: str, tasks: Sequence[str]) -> Precision:
     return "bf16"
 
 
-def _own(tasks: Sequence[str]) -> OwnWorkload | None:
+def _own_workload(tasks: Sequence[str]) -> OwnWorkload | None:
     """The config, if one is named.
 
     Raises:

@@ -50,7 +50,7 @@ class Measured(Plain, Configured, Protocol):
         """Client-steps (optimizer steps of one client) in a round."""
 
 
-_TURN = 0.5
+_TURN_SECONDS = 0.5
 """Seconds that the plain loop works before it is rayfl's turn (at least one round)."""
 
 
@@ -161,7 +161,10 @@ def running(
         backend.close()
 
 
-_ON: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {"device": "cuda", "gpus_per_actor": 0.5, "actors": 2}}
+_EXECUTION: dict[str, dict[str, Any]] = {
+    "cpu": {},
+    "cuda": {"device": "cuda", "gpus_per_actor": 0.5, "actors": 2},
+}
 """Settings of ``execution`` for rayfl by device; the plain loop has two processes."""
 
 
@@ -181,9 +184,9 @@ def measure(
         naive = NaiveFedAvg(workload, device=device)
         base = tree_memory()
         try:
-            with running(workload, Path(folder), {**execution, **_ON[device]}) as rayfl:
+            with running(workload, Path(folder), {**execution, **_EXECUTION[device]}) as rayfl:
                 naive.round(), rayfl.round()
-                turn = range(max(1, round(_TURN / naive.round())))
+                turn = range(max(1, round(_TURN_SECONDS / naive.round())))
                 pairs, utilisation = [], []
                 for number in range(rounds):
                     plain_s = statistics.fmean(naive.round() for _ in turn)

@@ -104,7 +104,9 @@ def run(
         if not remaining:
             continue
         with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
-            for name, turns, base in _pairs(workload, Path(folder), rounds, (methods[first], remaining)):
+            for name, turns, base in _paired_turns(
+                workload, Path(folder), rounds, (methods[first], remaining)
+            ):
                 costs = _figures(turns, base)
                 rows[name].update({f"{workload.name}_{figure}": value for figure, value in costs.items()})
                 say(
@@ -128,18 +130,18 @@ class Turn:
         return self.seconds / max(1, self.clients)
 
 
-def _figures(own: Sequence[Turn], base: Sequence[Turn]) -> dict[str, Any]:
+def _figures(turns: Sequence[Turn], base_turns: Sequence[Turn]) -> dict[str, Any]:
     """The figures of a method on a workload, from its rounds and those of the compared method."""
-    pairs = list(zip(own, base, strict=True))
+    pairs = list(zip(turns, base_turns, strict=True))
     return {
-        "ms": 1000 * statistics.median(turn.seconds for turn in own),
+        "ms": 1000 * statistics.median(turn.seconds for turn in turns),
         "times": statistics.median(a.seconds / max(b.seconds, 1e-9) for a, b in pairs),
-        "clients": round(statistics.median(turn.clients for turn in own)),
+        "clients": round(statistics.median(turn.clients for turn in turns)),
         "each": statistics.median(a.each / max(b.each, 1e-12) for a, b in pairs),
     }
 
 
-def _pairs(
+def _paired_turns(
     workload: Workload,
     folder: Path,
     rounds: int,

@@ -211,7 +211,7 @@ def _model(name: str, **settings: Any) -> Model:
     return model
 
 
-def _own(target: str) -> Model:
+def _own_model(target: str) -> Model:
     return _model("module", target=f"{__name__}:{target}")
 
 
@@ -219,18 +219,24 @@ CASES = (
     Case("W1: MLP", _model("mlp", hidden=[200]), (1, 28, 28), 47, 16, 47, 5, 10),
     Case("W2: LeNet-5", _model("lenet5"), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
     Case("LeNet-5, BatchNorm", _model("lenet5", batch_norm=True), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
-    Case("LeNet-5, tanh", _own("published_lenet5"), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
-    Case("PyTorch's MNIST example", _own("MnistExample"), (1, 28, 28), 10, 1, 100, 1, 10),
+    Case("LeNet-5, tanh", _own_model("published_lenet5"), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
+    Case("PyTorch's MNIST example", _own_model("MnistExample"), (1, 28, 28), 10, 1, 100, 1, 10),
     Case(
-        "PyTorch's tutorial", _own("Tutorial"), clients=1, samples=600, epochs=2, batch_size=10, momentum=0.5
+        "PyTorch's tutorial",
+        _own_model("Tutorial"),
+        clients=1,
+        samples=600,
+        epochs=2,
+        batch_size=10,
+        momentum=0.5,
     ),
     Case("W3: MLP", _model("mlp", hidden=[32]), (1, 8, 8), 10, 250, 20, 1, 20),
     Case("W4a: ResNet-18, GroupNorm", _model("torchvision", norm="group"), samples=32, clients=2),
-    Case("W4b: ResNet-9, BatchNorm", _own("resnet9"), samples=32, clients=2),
+    Case("W4b: ResNet-9, BatchNorm", _own_model("resnet9"), samples=32, clients=2),
     Case("W5a: LSTM", Lstm(), (LENGTH,), WORDS, 1, 80, 1, 10),
     Case("W5b: transformer", Words(), (LENGTH,), WORDS, 1, 80, 1, 10),
-    Case("skip", _own("SkipNet")),
-    Case("skip, 8 x 8 grey", _own("SkipNet"), (1, 8, 8), batch_size=10),
+    Case("skip", _own_model("SkipNet")),
+    Case("skip, 8 x 8 grey", _own_model("SkipNet"), (1, 8, 8), batch_size=10),
 )
 """W1 to W5 with as many clients in a block as they have in a run, or for W4 with fewer samples; W2 also with
 BatchNorm, as Sub-FedAvg trains it, as published, and with networks that are written with functions."""

@@ -56,7 +56,7 @@ class OwnWorkload:
         """
         config = load(given, overrides)
         check(config)
-        sizes = _divided(given, tuple(overrides))[0].sizes
+        sizes = _federation_and_model(given, tuple(overrides))[0].sizes
         training = config.training
         cohort = training.cohort(len(sizes))
         steps = cohort * training.epochs * np.ceil(sizes / training.batch_size).mean()
@@ -106,7 +106,7 @@ class OwnWorkload:
 
     def network(self) -> nn.Module:
         """See :class:`~rayfl.bench.naive.Plain`."""
-        return _divided(self.given, tuple(self.overrides))[1].build()
+        return _federation_and_model(self.given, tuple(self.overrides))[1].build()
 
     def reader(self) -> Reader:
         """Reads a client's samples, scaled as rayfl does."""
@@ -114,7 +114,7 @@ class OwnWorkload:
 
         from rayfl.training.batches import Batches
 
-        federation = _divided(self.given, tuple(self.overrides))[0]
+        federation = _federation_and_model(self.given, tuple(self.overrides))[0]
         batches = Batches(federation.samples, torch.device("cpu"))
 
         def read(client: int) -> tuple[Tensor, Tensor]:
@@ -124,11 +124,11 @@ class OwnWorkload:
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The config's loss; shapes as in :class:`~rayfl.losses.Loss`: ``(B, C)``, ``(B,)``."""
-        return _divided(self.given, tuple(self.overrides))[1].loss.mean(outputs, targets)
+        return _federation_and_model(self.given, tuple(self.overrides))[1].loss.mean(outputs, targets)
 
 
 @functools.cache
-def _divided(given: str, overrides: tuple[str, ...]) -> tuple[Federation, ModelSpec]:
+def _federation_and_model(given: str, overrides: tuple[str, ...]) -> tuple[Federation, ModelSpec]:
     """The clients' data and the model, computed once per process."""
     stages, spec = divide(load(given, overrides))
     return stages[0].federation, spec

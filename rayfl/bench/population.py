@@ -90,10 +90,10 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any], folder: Pat
     with running(task, folder, execution) as rayfl:
         rayfl.round()
         start = time.process_time() - start_time
-        cpu_before, planned, seconds = _cpu(rayfl), _planning[0], []
+        cpu_before, planned, seconds = _cpu(rayfl), _planning_cpu[0], []
         for _ in range(rounds):
             seconds.append(rayfl.round())
-        cpu_after, planned = _cpu(rayfl), _planning[0] - planned
+        cpu_after, planned = _cpu(rayfl), _planning_cpu[0] - planned
         # Not while rounds are timed: sampling the memory takes CPU time of this process
         with PeakMemory() as peak:
             rayfl.round()
@@ -120,12 +120,12 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any], folder: Pat
     }
 
 
-_inside, _planning = [0.0], [0.0]
+_host_cpu, _planning_cpu = [0.0], [0.0]
 """CPU seconds that this process has spent in the code of clients and LPSs (inline backend), and for plans of
 tests."""
 
 
-def _watched(kind: type, name: str, into: list[float]) -> None:
+def _count_cpu(kind: type, name: str, into: list[float]) -> None:
     method = getattr(kind, name)
 
     def timed(*args: Any, **named: Any) -> Any:
@@ -144,7 +144,7 @@ def _cpu(rayfl: Rayfl) -> dict[str, float]:
     if rayfl.driver.config.execution.backend == "ray":
         return by_process_now(set(rayfl.driver.backend.pids()))
     times = psutil.Process().cpu_times()
-    return {"driver": times.user + times.system - _inside[0], "clients and servers": _inside[0]}
+    return {"driver": times.user + times.system - _host_cpu[0], "clients and servers": _host_cpu[0]}
 
 
 def main() -> None:
@@ -164,12 +164,12 @@ def main() -> None:
     parser.add_argument("--backend", default="ray", choices=("ray", "inline"))
     parser.add_argument("--folder", type=Path, help="folder in which the data are kept for the next time")
     options = parser.parse_args()
-    _watched(EvaluationPlan, "of", _planning)
+    _count_cpu(EvaluationPlan, "of", _planning_cpu)
     if options.backend == "inline":
         for name in ("train", "evaluate"):
-            _watched(ClientHost, name, _inside)
+            _count_cpu(ClientHost, name, _host_cpu)
         for name in ("reduce", "combine"):
-            _watched(LocalServer, name, _inside)
+            _count_cpu(LocalServer, name, _host_cpu)
     task = workload(options.clients, options.cohort, options.every, options.tests)
     task = replace(task, samples=options.samples, sharded=options.sharded)
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:

@@ -28,7 +28,7 @@ from rayfl.training.batched.network import BatchedNetwork, Network
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
 
-_WARM = 5
+_WARM_UP = 5
 """Rounds before anything is measured."""
 
 Places = Sequence[tuple[type | ModuleType, str]]
@@ -37,7 +37,7 @@ Places = Sequence[tuple[type | ModuleType, str]]
 
 def stages() -> dict[str, Places]:
     """The functions of each stage; calls to functions of another stage count for that stage."""
-    others = [kind for kind in _below(Layer) if kind not in (Linear, Chain)]
+    others = [kind for kind in _subclasses(Layer) if kind not in (Linear, Chain)]
     return {
         "all steps of clients in one compiled call": [(client_kernel, "train")],
         "linear layers, forward": [(Linear, "forward")],
@@ -60,10 +60,10 @@ def stages() -> dict[str, Places]:
     }
 
 
-def _below(kind: type) -> list[type]:
+def _subclasses(kind: type) -> list[type]:
     """All subclasses."""
     direct: list[type] = kind.__subclasses__()
-    return [descendant for child in direct for descendant in (child, *_below(child))]
+    return [descendant for child in direct for descendant in (child, *_subclasses(child))]
 
 
 class Stopwatch:
@@ -83,17 +83,17 @@ class Stopwatch:
 
         @functools.wraps(function)
         def wrapper(*args: Any, **options: Any) -> Any:
-            self._pass()
+            self._add_time()
             self._stack.append(stage)
             try:
                 return function(*args, **options)
             finally:
-                self._pass()
+                self._add_time()
                 self._stack.pop()
 
         return wrapper
 
-    def _pass(self) -> None:
+    def _add_time(self) -> None:
         """Add the time since the last call to the stage on top of the stack."""
         now = time.perf_counter()
         if self._stack:
@@ -126,7 +126,7 @@ def by_stage(workload: Workload, rounds: int) -> dict[str, float]:
         tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder,
         running(workload, Path(folder), {"backend": "inline"}) as rayfl,
     ):
-        for _ in range(_WARM):
+        for _ in range(_WARM_UP):
             rayfl.round()
         watch = Stopwatch()
         with watch.watching(stages()):
@@ -144,7 +144,7 @@ def by_process(workload: Workload, rounds: int) -> dict[str, float]:
         tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder,
         running(workload, Path(folder), {}) as rayfl,
     ):
-        for _ in range(_WARM):
+        for _ in range(_WARM_UP):
             rayfl.round()
         actors = set(rayfl.driver.backend.pids())
         cpu_before, start_time = by_process_now(actors), time.perf_counter()

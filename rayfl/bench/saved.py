@@ -42,14 +42,14 @@ class SavedFigures:
     path: Path | None
     rounds: int
     result: dict[str, Any]
-    _known: dict[str, Any] = field(default_factory=dict)
+    _earlier: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.path is not None and self.path.is_file():
             try:
                 saved = json.loads(self.path.read_text())
-                if saved.get("unfinished") == self.rounds and self._same(saved):
-                    self._known = saved
+                if saved.get("unfinished") == self.rounds and self._is_same_setup(saved):
+                    self._earlier = saved
             except (ValueError, AttributeError, TypeError):  # another file, or half of one
                 pass
 
@@ -58,18 +58,18 @@ class SavedFigures:
 
         def keep(rows: Sequence[Row]) -> None:
             self.result[name] = list(rows)
-            self._write({**self._known, **self.result, "unfinished": self.rounds})
+            self._write({**self._earlier, **self.result, "unfinished": self.rounds})
 
-        return Rows(self._known.get(name, ()), keep)
+        return Rows(self._earlier.get(name, ()), keep)
 
     def finish(self) -> None:
         """Write all figures."""
         self._write(self.result)
 
-    def _same(self, found: Mapping[str, Any]) -> bool:
-        machine, saved_machine = self.result["machine"], found.get("machine", {})
+    def _is_same_setup(self, saved: Mapping[str, Any]) -> bool:
+        machine, saved_machine = self.result["machine"], saved.get("machine", {})
         same = all(machine.get(part) == saved_machine.get(part) for part in _MACHINE)
-        return same and all(found.get(part) == self.result[part] for part in ("versions", "device"))
+        return same and all(saved.get(part) == self.result[part] for part in ("versions", "device"))
 
     def _write(self, figures: Mapping[str, Any]) -> None:
         if self.path is not None:

@@ -39,14 +39,15 @@ IMPORTS = {
 def commands(tries: int = 5) -> list[dict[str, Any]]:
     """CPU seconds of commands, the median of several tries."""
     return [
-        {"rayfl": line, "cpu_seconds": _cpu(["-m", "rayfl.cli", *line.split()], tries)} for line in COMMANDS
+        {"rayfl": line, "cpu_seconds": _cpu_seconds(["-m", "rayfl.cli", *line.split()], tries)}
+        for line in COMMANDS
     ]
 
 
 def imports(tries: int = 3) -> list[dict[str, Any]]:
     """CPU seconds of what the processes of a run on Ray import."""
     return [
-        {"imports of": what, "cpu_seconds": _cpu(["-c", f"import {modules}"], tries)}
+        {"imports of": what, "cpu_seconds": _cpu_seconds(["-c", f"import {modules}"], tries)}
         for what, modules in IMPORTS.items()
     ]
 
@@ -58,8 +59,8 @@ def first_rounds() -> list[dict[str, Any]]:
     return [
         {
             "workload": w.name,
-            "plain": sum(_elsewhere(w, "plain").values()),
-            "rayfl": sum(_elsewhere(w, "ray").values()),
+            "plain": sum(_in_new_process(w, "plain").values()),
+            "rayfl": sum(_in_new_process(w, "ray").values()),
         }
         for w in WORKLOADS.values()
     ]
@@ -70,16 +71,16 @@ def steps() -> list[dict[str, Any]]:
     columns: dict[str, dict[str, float]] = {}
     workload = WORKLOADS["W2"]
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as cache:
-        columns["Ray"] = _elsewhere(workload, "ray")
+        columns["Ray"] = _in_new_process(workload, "ray")
         for backend in ("ray", "inline"):
             empty = {"NUMBA_CACHE_DIR": f"{cache}/{backend}"}
-            columns[f"{BACKENDS[backend]}, compiling"] = _elsewhere(workload, backend, empty)
-        columns["inline"] = _elsewhere(workload, "inline", empty)
+            columns[f"{BACKENDS[backend]}, compiling"] = _in_new_process(workload, backend, empty)
+        columns["inline"] = _in_new_process(workload, "inline", empty)
     every = dict.fromkeys(step for column in columns.values() for step in column)
     return [{"step": step, **{name: column.get(step) for name, column in columns.items()}} for step in every]
 
 
-def _cpu(arguments: Sequence[str], tries: int) -> float:
+def _cpu_seconds(arguments: Sequence[str], tries: int) -> float:
     """User and system seconds of a Python process, the median of several tries.
 
     The first try is not counted: it compiles the modules to bytecode, as pip does when it installs them.
@@ -99,12 +100,12 @@ def _cpu(arguments: Sequence[str], tries: int) -> float:
 def own_first_rounds(workload: OwnWorkload, backend: str) -> dict[str, float]:
     """Seconds to the first round of a config: ``plain_startup`` and ``rayfl_startup``."""
     return {
-        "plain_startup": sum(_elsewhere(workload, "plain").values()),
-        "rayfl_startup": sum(_elsewhere(workload, backend).values()),
+        "plain_startup": sum(_in_new_process(workload, "plain").values()),
+        "rayfl_startup": sum(_in_new_process(workload, backend).values()),
     }
 
 
-def _elsewhere(
+def _in_new_process(
     workload: Workload | OwnWorkload, side: str, environment: Mapping[str, str] | None = None
 ) -> dict[str, float]:
     """The seconds of each step, measured in a new process.
@@ -122,7 +123,7 @@ def _elsewhere(
     return step_seconds
 
 
-def _here(side: str, workload: Measured, begun: float) -> dict[str, float]:
+def _in_this_process(side: str, workload: Measured, begun: float) -> dict[str, float]:
     """The seconds of each step since ``begun``; for the first round, its time minus that of the second."""
     step_seconds: dict[str, float] = {}
 
@@ -153,4 +154,4 @@ def _here(side: str, workload: Measured, begun: float) -> dict[str, float]:
 
 if __name__ == "__main__":
     what = WORKLOADS[sys.argv[2]] if sys.argv[2] in WORKLOADS else OwnWorkload(**json.loads(sys.argv[2]))
-    print(json.dumps(_here(sys.argv[1], what, float(sys.argv[3]))))
+    print(json.dumps(_in_this_process(sys.argv[1], what, float(sys.argv[3]))))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rayfl.bench.naive import Reader
 
-_A_FILE = 10_000
+_CLIENTS_PER_FILE = 10_000
 """Clients per shard."""
 
 
@@ -74,11 +74,11 @@ class Workload:
         if (folder / "test-0.npz").exists():
             return
         folder.mkdir(exist_ok=True)
-        few = replace(self, clients=min(self.clients, _A_FILE))
+        few = replace(self, clients=min(self.clients, _CLIENTS_PER_FILE))
         x, y = few.arrays()
         y = y.astype(np.uint8)
-        for number, first in enumerate(range(0, self.clients, _A_FILE)):
-            clients = np.arange(first, min(first + _A_FILE, self.clients), dtype=np.int32)
+        for number, first in enumerate(range(0, self.clients, _CLIENTS_PER_FILE)):
+            clients = np.arange(first, min(first + _CLIENTS_PER_FILE, self.clients), dtype=np.int32)
             count = len(clients) * self.samples
             owners = np.repeat(clients, self.samples)
             np.savez(folder / f"train-{number:06d}.npz", x=x[:count], y=y[:count], client=owners)

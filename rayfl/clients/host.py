@@ -73,12 +73,12 @@ class ClientHost:
         self.samples = stages[0].samples
         self.batches = Batches(self.samples, open_device(host.device, host.gpu_fraction))
         self.engine: Engine
-        self.engine, self._about = open_engine(
+        self.engine, self._engine_line = open_engine(
             host.engine, self.spec, self.batches, host.seed, host.cuda_graphs, host.precision
         )
 
     @cached_property
-    def _guided(self) -> Engine:
+    def _guided_engine(self) -> Engine:
         """The engine for losses that look at other models."""
         if self.host.engine == "loop":
             return self.engine
@@ -90,20 +90,22 @@ class ClientHost:
 
     def about(self, job: None, objects: Objects) -> Answer:
         """Return one line about the engine that trains here."""
-        return Answer(self._about)
+        return Answer(self._engine_line)
 
     def train(self, job: TrainJob, objects: Objects) -> Answer:
         """Train a block: see :class:`~rayfl.clients.jobs.TrainJob` for what goes in and what comes out."""
         one_by_one = job.only_sums and self.spec.P >= LARGE and self.engine.one_by_one(len(job.clients))
-        answer = (self._one_by_one if one_by_one and len(job.clients) > 1 else self._block)(job, objects)
+        answer = (self._train_one_by_one if one_by_one and len(job.clients) > 1 else self._train_block)(
+            job, objects
+        )
         return replace(answer, objects=self._in_shards(job, answer.objects))
 
-    def _in_shards(self, job: TrainJob, made: Objects) -> dict[Key, Any]:
+    def _in_shards(self, job: TrainJob, objects: Objects) -> dict[Key, Any]:
         """The results of a block, with its sums or rows cut into the shards of the model."""
         shared = self._ranges.among(complement(job.layout.layers, self.spec.P))
         extra = self._ranges.evenly(job.local.server_size(self.spec))
         results: dict[Key, Any] = {}
-        for (kind, which), value in made.items():
+        for (kind, which), value in objects.items():
             if kind == "sum":
                 assert isinstance(which, int)
                 shards = value.split([*shared], [*extra])
@@ -116,39 +118,40 @@ class ClientHost:
                 results[kind, which] = value
         return results
 
-    def _one_by_one(self, job: TrainJob, objects: Objects) -> Answer:
+    def _train_one_by_one(self, job: TrainJob, objects: Objects) -> Answer:
         """Train the clients of a block one after the other, and keep only the sums of their models."""
         assert job.mixing is not None
         # Allocated before any model: memory freed between large arrays may be too small for later ones.
         size, rows = self.spec.P - length(job.layout.layers), job.mixing.rows.tolist()
         sums: dict[Key, Adding] = {("sum", row): Adding(size) for row in rows}
         reports = [
-            self._added(job.take(slice(place, place + 1)), objects, sums) for place in range(len(job.clients))
+            self._train_into(job.take(slice(place, place + 1)), objects, sums)
+            for place in range(len(job.clients))
         ]
         report = TrainReport.joined(reports)
         delivered = np.array([client not in report.failures for client in job.clients.tolist()], np.float64)
         partials: dict[Key, Any] = {}
         for place, row in enumerate(rows):
             # The weights are added as for a whole block: their order may change the last bit.
-            weight, keep = _weights(job.mixing, place, delivered)
+            weight, keep = _row_weights(job.mixing, place, delivered)
             partials["sum", row] = replace(sums["sum", row].partial(), weight=weight, keep=keep)
         return Answer(report, partials)
 
-    def _added(self, job: TrainJob, objects: Objects, sums: dict[Key, Adding]) -> TrainReport:
+    def _train_into(self, job: TrainJob, objects: Objects, sums: dict[Key, Adding]) -> TrainReport:
         """Train a client and add its model to the sums; nothing of the model's size is kept."""
-        answer = self._block(job, objects)
+        answer = self._train_block(job, objects)
         for name, part in answer.objects.items():
             sums[name].add(part)
         report: TrainReport = answer.report
         return report
 
-    def _block(self, job: TrainJob, objects: Objects) -> Answer:
+    def _train_block(self, job: TrainJob, objects: Objects) -> Answer:
         """Train a block, all clients at once."""
         start_time = time.perf_counter()
         local, spec, layout = job.local, self.spec, job.layout
         # If all clients start from the same model, they need no copies of it.
         rows = self._gather(objects, "model", job.start, own=bool(layout.layers))
-        states, fresh = self._states(job, objects, rows)
+        states, fresh = self._client_states(job, objects, rows)
         _overlay(rows, layout, states, fresh)
         indices = self.stages[job.stage].train.take(job.clients)
         has_vectors = local.server_size(spec) > 0
@@ -163,26 +166,26 @@ class ClientHost:
             test=partial(self._validate, job),
         )
         same = np.arange(len(job.clients)) if layout.layers else job.start
-        arrival = self._arriving(job.work, job.round, job.clients, indices, rows, same)
+        arrival = self._arrival(job.work, job.round, job.clients, indices, rows, same)
         arrival = replace(arrival, state=layout.order(states), fresh=fresh)
         phases: list[TrainedBlock] = []
 
         def train(work: LocalWork, models: torch.Tensor, terms: Terms = NO_TERMS) -> TrainedBlock:
             if terms.visits is None:
                 terms = replace(terms, visits=job.order.visits(replace(arrival, work=work)))
-            engine = self.engine if terms.guides is None else self._guided
+            engine = self.engine if terms.guides is None else self._guided_engine
             phases.append(engine.train(work, job.round, job.clients.tolist(), indices, models, terms))
             return phases[-1]
 
         block, outcome = trained_by(local, start, train)
-        block = _of_phases(block, phases)
+        block = _merge_phases(block, phases)
         if job.sends_updates:
-            outcome = replace(outcome, rows=_moved(outcome.rows, start.models, spec.n_parameters))
+            outcome = replace(outcome, rows=_minus_start(outcome.rows, start.models, spec.n_parameters))
 
         results: dict[Key, Any] = self._products(job, block, outcome, has_vectors)
         small_reports = self._reports(job, objects, block, start.models, indices, results)
         if job.updates:
-            results[UPDATES] = self._sent(updates_of(block.rows, start.models, spec)).cpu().numpy()
+            results[UPDATES] = self._as_sent(updates_of(block.rows, start.models, spec)).cpu().numpy()
         order_state = job.order.keep(block.rows)
         if layout.size:
             own_layers = gather(block.rows, layout.layers)
@@ -228,7 +231,7 @@ class ClientHost:
     ) -> dict[Key, Any]:
         """The block's part of ``A W``, or the rows themselves if those are sent."""
         shared = complement(job.layout.layers, self.spec.P)
-        values, kept = self._sent(outcome.rows), outcome.kept
+        values, kept = self._as_sent(outcome.rows), outcome.kept
         if job.layout.layers:
             values = gather(values, shared)
             kept = None if kept is None else gather(kept, shared)
@@ -239,7 +242,7 @@ class ClientHost:
         sent = _Sent(values, kept, outcome.server if has_vectors else None, delivered)
         statistics = length_from(shared, self.spec.n_parameters)
         return {
-            ("sum", int(row)): _partial(job.mixing, place, sent, statistics)
+            ("sum", int(row)): _row_partial(job.mixing, place, sent, statistics)
             for place, row in enumerate(job.mixing.rows)
         }
 
@@ -250,9 +253,9 @@ class ClientHost:
         block: TrainedBlock,
         start: torch.Tensor,
         samples: Ragged,
-        kept: dict[Key, Any],
+        combined: dict[Key, Any],
     ) -> dict[str, NDArray[np.floating]]:
-        """The small reports by name; those that are combined are added to ``kept``."""
+        """The small reports by name; those that are combined are added to ``combined``."""
         if not job.reports:
             return {}
         failed = list(block.failures)
@@ -270,7 +273,7 @@ class ClientHost:
                 what = f"compute returned shape {np.shape(values)} for {len(rows)} clients"
                 raise ConfigError(type(report).__name__, what, "expected a row for each (B, ...)")
             if report.combined:
-                kept["report", name] = values
+                combined["report", name] = values
             else:
                 small_reports[name] = np.array(values, np.float64)
                 small_reports[name][failed] = np.nan
@@ -284,29 +287,29 @@ class ClientHost:
         device = self.batches.device
         used, place = np.unique(numbers, return_inverse=True)
         if len(used) > 1 and self.spec.P <= PIECE and isinstance(objects[kind, int(used[-1])], Mixture):
-            rows = as_tensor(self.host.unpermute(_mixed(objects, kind, used.tolist(), self.spec.P)))
+            rows = as_tensor(self.host.unpermute(_stack_models(objects, kind, used.tolist(), self.spec.P)))
             in_order = np.array_equal(used, numbers)
             return (rows if in_order else rows.index_select(0, torch.from_numpy(place))).to(device)
-        vectors = [self._received(objects, (kind, int(number))) for number in used]
+        vectors = [self._as_received(objects, (kind, int(number))) for number in used]
         if len(used) == 1:
             vector = vectors[0].to(device)
             return vector.repeat(len(numbers), 1) if own else vector.expand(len(numbers), -1)
         return torch.stack(vectors).to(device).index_select(0, torch.from_numpy(place).to(device))
 
-    def _received(self, objects: Objects, name: Key) -> torch.Tensor:
+    def _as_received(self, objects: Objects, name: Key) -> torch.Tensor:
         """A vector as the clients use it: a mixture is formed, a permutation undone."""
         vector = objects[name]
         if isinstance(vector, Mixture):
             vector = vector.of([objects[name[0], number] for number in vector.models])
         return as_tensor(self.host.unpermute(vector))
 
-    def _sent(self, rows: torch.Tensor) -> torch.Tensor:
+    def _as_sent(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows as the servers may see them, permuted if the run asks for it."""
         return (
             as_tensor(self.host.permute(rows.cpu().numpy())).to(rows.device) if self.host.permutes else rows
         )
 
-    def _states(
+    def _client_states(
         self, job: TrainJob | AdaptJob, objects: Objects, rows: torch.Tensor
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         """The clients' states ``(B, S)``, zeros for clients without one, and which of them these are."""
@@ -318,7 +321,7 @@ class ClientHost:
         for place, state in enumerate(job.states):
             if state is not None:
                 rows_by_object.setdefault(state[0], []).append((place, state[1]))
-        if size > _CALL:
+        if size > _SHORT_STATE:
             states = rows.new_empty(len(rows), size)
             for place in np.flatnonzero(fresh).tolist():
                 states[place] = 0.0
@@ -335,7 +338,7 @@ class ClientHost:
             state_rows[positions] = as_tensor(objects["state", number]).cpu().numpy()[stored_rows]
         return torch.from_numpy(state_rows).to(rows.device), fresh
 
-    def _arriving(
+    def _arrival(
         self,
         work: LocalWork,
         round: int,
@@ -356,7 +359,7 @@ class ClientHost:
 
         def logits(model: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
             ids = samples.among(np.asarray(rows)).values
-            batch_size = self.batches.at_once(_AT_ONCE)
+            batch_size = self.batches.at_once(_ORDER_BATCH)
             pieces = np.split(ids, range(batch_size, len(ids), batch_size))
             self.engine.forward.load(model)
             results = [self._logits("train", piece) for piece in pieces]
@@ -423,12 +426,12 @@ class ClientHost:
         if test.adaptation is not None and models:
             ids, start, subset = clients[delivered], torch.stack(models), samples.take(delivered)
             fresh = np.zeros(len(local_states), np.bool_)
-            arrival = self._arriving(test.adaptation, job.round, ids, subset, start, np.arange(len(ids)))
+            arrival = self._arrival(test.adaptation, job.round, ids, subset, start, np.arange(len(ids)))
             visits = job.order.visits(replace(arrival, state=order_states, fresh=fresh))
             terms = Terms(mask=job.local.held(local_states, fresh, self.spec), visits=visits)
             adapted = self.engine.train(test.adaptation, job.round, ids.tolist(), subset, start, terms)
-            failures = _by_client(adapted, ids)
-            models = list(_or_before(adapted, start))
+            failures = _failures_by_client(adapted, ids)
+            models = list(_trained_or_start(adapted, start))
         scores = self._scores(models, clients[delivered], job.stage, test.on, test.batch_size)
         return {on: score.of(delivered, len(clients)) for on, score in scores.items()}, failures
 
@@ -454,7 +457,7 @@ class ClientHost:
         """Fine-tune a block of clients without reporting to the servers: an :class:`AdaptReport`, and the
         updates."""
         before, after, failures = self._adapted(job, objects)
-        updates = self._sent(updates_of(after, before, self.spec)).cpu().numpy()
+        updates = self._as_sent(updates_of(after, before, self.spec)).cpu().numpy()
         scores = self._scores(after, job.clients, job.stage, job.on, job.batch_size)
         return Answer(AdaptReport(scores, failures), {UPDATES: updates})
 
@@ -465,7 +468,7 @@ class ClientHost:
     def _adapted(self, job: AdaptJob, objects: Objects) -> tuple[torch.Tensor, torch.Tensor, dict[int, str]]:
         """The clients' models before and after fine-tuning ``(B, P)``, and the failures by client id."""
         rows = self._gather(objects, "model", job.start)
-        states, fresh = self._states(job, objects, rows)
+        states, fresh = self._client_states(job, objects, rows)
         _overlay(rows, job.layout, states, fresh)
         local_states = job.layout.objective(states)
         for row in range(len(rows)):
@@ -474,11 +477,11 @@ class ClientHost:
         indices = self.stages[job.stage].train.take(job.clients)
         owned = bool(job.layout.layers) or job.local.personal
         same = np.arange(len(rows)) if owned else job.start
-        arrival = self._arriving(job.work, job.round, job.clients, indices, rows, same)
+        arrival = self._arrival(job.work, job.round, job.clients, indices, rows, same)
         visits = job.order.visits(replace(arrival, state=job.layout.order(states), fresh=fresh))
         terms = Terms(mask=job.local.held(local_states, fresh, self.spec), visits=visits)
         block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows, terms)
-        return rows, _or_before(block, rows), _by_client(block, job.clients)
+        return rows, _trained_or_start(block, rows), _failures_by_client(block, job.clients)
 
     def _test(
         self,
@@ -509,8 +512,8 @@ class ClientHost:
             x, y = kept.read(ids[start : start + batch_size], partial(self._read, part))
             logits = self.engine.forward(x)
             right = loss.right(logits, y) if loss.accurate else torch.zeros(len(y), dtype=torch.bool)
-            correct.append(_of_samples(right).cpu())
-            losses.append(_of_samples(loss.each(logits, y)).cpu())
+            correct.append(_sum_per_sample(right).cpu())
+            losses.append(_sum_per_sample(loss.each(logits, y)).cpu())
             sums.append(loss.sums(logits, y).double().cpu())
         return _joined(correct), _joined(losses), _joined(sums)
 
@@ -527,12 +530,12 @@ class ClientHost:
         self.engine.forward.load(model)
         for start in range(0, len(ids), batch_size):
             x, y = kept.read(ids[start : start + batch_size], partial(self._read, part))
-            losses.append(_of_samples(loss.each(self.engine.forward(x), y)).cpu())
+            losses.append(_sum_per_sample(loss.each(self.engine.forward(x), y)).cpu())
         return _joined(losses[1:] or losses)
 
     def evaluate(self, job: EvalJob, objects: Objects) -> Answer:
         """Forward passes over samples: an :class:`EvalReport`."""
-        report, kept = EvalReport(), KeptSamples(_KEPT if len(job.passes) > 1 else 0)
+        report, kept = EvalReport(), KeptSamples(_KEPT_BYTES if len(job.passes) > 1 else 0)
         for forward_pass in job.passes:
             model = self._model(job, forward_pass, objects)
             if job.only_losses:
@@ -548,12 +551,12 @@ class ClientHost:
         """The models that :meth:`evaluate` tests, each ``(P,)``."""
         return Answer([self._model(job, forward_pass, objects).cpu().numpy() for forward_pass in job.passes])
 
-    def _model(self, job: EvalJob, one: ForwardPass, objects: Objects) -> torch.Tensor:
+    def _model(self, job: EvalJob, forward_pass: ForwardPass, objects: Objects) -> torch.Tensor:
         """A server's model combined with the client's own state, as the client uses it."""
-        vector = self._received(objects, ("model", one.model))
-        if one.state is None:
+        vector = self._as_received(objects, ("model", forward_pass.model))
+        if forward_pass.state is None:
             return vector
-        state = _state(objects, one.state)
+        state = _client_state(objects, forward_pass.state)
         vector = vector.clone()
         scatter_(vector, job.layout.layers, job.layout.own_layers(state))
         return job.local.client_model(vector, job.layout.objective(state), self.spec)
@@ -590,7 +593,7 @@ class ClientHost:
             [self.stages[s].train[c] for c, s in zip(clients, job.stages.tolist(), strict=True)]
         )
         same = np.zeros(len(clients), np.int64)
-        visits = job.order.visits(self._arriving(work, 0, job.clients, samples, rows, same))
+        visits = job.order.visits(self._arrival(work, 0, job.clients, samples, rows, same))
         block = self.engine.train(work, 0, clients, samples, rows, Terms(visits=visits))
         if block.failures:
             texts = {clients[row]: text for row, text in block.failures.items()}
@@ -641,7 +644,7 @@ class ClientHost:
         return features, samples.labels("train", indices)
 
 
-def _mixed(objects: Objects, kind: str, numbers: Sequence[int], size: int) -> NDArray[np.float32]:
+def _stack_models(objects: Objects, kind: str, numbers: Sequence[int], size: int) -> NDArray[np.float32]:
     """Small models of a kind by their numbers ``(n, P)``, of which some are mixtures.
 
     Clients of a block often mix the same models with different weights: the models are then stacked once. The
@@ -662,12 +665,12 @@ def _mixed(objects: Objects, kind: str, numbers: Sequence[int], size: int) -> ND
     return vectors
 
 
-def _by_client(block: TrainedBlock, clients: NDArray[np.int64]) -> dict[int, str]:
+def _failures_by_client(block: TrainedBlock, clients: NDArray[np.int64]) -> dict[int, str]:
     """The failures of a block by client id."""
     return {int(clients[row]): text for row, text in block.failures.items()}
 
 
-def _or_before(block: TrainedBlock, start: torch.Tensor) -> torch.Tensor:
+def _trained_or_start(block: TrainedBlock, start: torch.Tensor) -> torch.Tensor:
     """The trained models ``(B, P)``; for clients that failed, the models that they started from."""
     if not block.failures:
         return block.rows
@@ -676,16 +679,16 @@ def _or_before(block: TrainedBlock, start: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-_CALL = 1 << 14
+_SHORT_STATE = 1 << 14
 """Copying this many numbers takes as long as a call: longer states are not copied twice to save calls."""
 
-_KEPT = 1 << 26
+_KEPT_BYTES = 1 << 26
 """Bytes of samples that are kept while models are tested on the same ones."""
 
-_AT_ONCE = 512
+_ORDER_BATCH = 512
 """Samples in a forward pass for the order of samples."""
 
-_TOGETHER = 1 << 18
+_SUM_VALUES = 1 << 18
 """Values summed in one call: many small models at a time, large models one by one."""
 
 
@@ -724,14 +727,14 @@ def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Ten
         return torch.from_numpy(total)
     sums = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     factors = torch.from_numpy(weights).to(rows.device)[:, None]
-    rows_at_once = max(1, _TOGETHER // max(1, rows.shape[1]))
+    rows_at_once = max(1, _SUM_VALUES // max(1, rows.shape[1]))
     for start in range(0, len(rows), rows_at_once):
         part = slice(start, start + rows_at_once)
         sums += (rows[part].to(torch.float64) * factors[part]).sum(0)
     return sums
 
 
-def _moved(rows: torch.Tensor, start: torch.Tensor, n: int) -> torch.Tensor:
+def _minus_start(rows: torch.Tensor, start: torch.Tensor, n: int) -> torch.Tensor:
     """Models ``(B, P)`` minus the models that they started from, in the first n numbers; the others are
     unchanged.
     """
@@ -752,7 +755,7 @@ def _overlay(rows: torch.Tensor, layout: StateLayout, states: torch.Tensor, fres
         scatter_(rows[row], layout.layers, values[row])
 
 
-def _state(objects: Objects, state: tuple[int, int]) -> torch.Tensor:
+def _client_state(objects: Objects, state: tuple[int, int]) -> torch.Tensor:
     """A client's state ``(S,)``."""
     number, row = state
     return as_tensor(objects["state", number][row])
@@ -775,20 +778,20 @@ class _Sent:
     delivered: NDArray[np.float64]
 
 
-def _weights(mixing: BlockMixing, place: int, delivered: NDArray[np.float64]) -> tuple[float, float]:
-    """The weight of the clients that delivered in the row at ``place``, and the weight of the old model."""
-    weights, keep = mixing.weights[place] * delivered, 0.0
+def _row_weights(mixing: BlockMixing, index: int, delivered: NDArray[np.float64]) -> tuple[float, float]:
+    """The weight of the clients that delivered in the row at ``index``, and the weight of the old model."""
+    weights, keep = mixing.weights[index] * delivered, 0.0
     if mixing.keep is not None:
-        keep = float((mixing.keep[place] * delivered).sum())
+        keep = float((mixing.keep[index] * delivered).sum())
     return float(weights[weights != 0].sum()), keep
 
 
-def _partial(mixing: BlockMixing, place: int, sent: _Sent, statistics: int) -> Partial:
-    """The part of the row at ``place`` of a block's part of A; ``statistics`` entries at the end are
+def _row_partial(mixing: BlockMixing, index: int, sent: _Sent, statistics: int) -> Partial:
+    """The part of the row at ``index`` of a block's part of A; ``statistics`` entries at the end are
     running statistics.
     """
-    weights = mixing.weights[place] * sent.delivered
-    weight, keep = _weights(mixing, place, sent.delivered)
+    weights = mixing.weights[index] * sent.delivered
+    weight, keep = _row_weights(mixing, index, sent.delivered)
     single = len(weights) == 1 and sent.kept is None and not (mixing.keep is not None and statistics)
     if single and sent.vectors is None:
         total = sent.values[0].cpu().numpy() if weight else np.zeros(1)  # a failed row may contain NaN
@@ -796,7 +799,7 @@ def _partial(mixing: BlockMixing, place: int, sent: _Sent, statistics: int) -> P
     total, total_weight = partial_product(weights, sent.values, sent.kept)
     if mixing.keep is not None and statistics:
         statistic_values = sent.values[:, -statistics:]
-        both_weights = weights + mixing.keep[place] * sent.delivered
+        both_weights = weights + mixing.keep[index] * sent.delivered
         total[-statistics:], _ = partial_product(both_weights, statistic_values)
     if sent.vectors is None:
         return Partial(total, total_weight, keep, statistics=statistics)
@@ -804,7 +807,7 @@ def _partial(mixing: BlockMixing, place: int, sent: _Sent, statistics: int) -> P
     return Partial(total, total_weight, keep, sums, statistics)
 
 
-def _of_phases(block: TrainedBlock, phases: Sequence[TrainedBlock]) -> TrainedBlock:
+def _merge_phases(block: TrainedBlock, phases: Sequence[TrainedBlock]) -> TrainedBlock:
     """Merge the phases of clients that trained several times: the first failure, and the steps of all."""
     if len(phases) < 2:
         return block
@@ -812,7 +815,7 @@ def _of_phases(block: TrainedBlock, phases: Sequence[TrainedBlock]) -> TrainedBl
     return replace(block, failures=failures, steps=np.sum([phase.steps for phase in phases], axis=0))
 
 
-def _of_samples(values: torch.Tensor) -> torch.Tensor:
+def _sum_per_sample(values: torch.Tensor) -> torch.Tensor:
     """The sum over the predictions of each sample: ``(n,)`` or ``(n, L)`` to ``(n,)``."""
     return values.reshape(len(values), -1).sum(1)
 

@@ -68,11 +68,13 @@ class HostSpec:
         """The inverse of :meth:`permute`, of rows ``(B, P)``."""
         return self._permuted(restore, rows) if self.permutes else rows
 
-    def _permuted(self, how: Permutation, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _permuted(self, permutation: Permutation, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         n = self.spec.n_parameters
         if n == self.spec.P:
-            return how(rows, self.seed)
-        return np.concatenate([how(rows[..., :n], self.seed), how(rows[..., n:], self.seed)], axis=-1)
+            return permutation(rows, self.seed)
+        return np.concatenate(
+            [permutation(rows[..., :n], self.seed), permutation(rows[..., n:], self.seed)], axis=-1
+        )
 
 
 SIGNATURES: Key = ("signatures", 0)

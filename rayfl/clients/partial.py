@@ -120,7 +120,7 @@ class Adding:
                     sum_piece(piece, parts, number)
                 else:
                     _add_piece(piece, partial, number)
-        self._sum = _beside(buffer, parts)
+        self._sum = _summed_partial(buffer, parts)
 
     def partial(self) -> Partial:
         """The sum of the parts, if there were any."""
@@ -130,10 +130,10 @@ class Adding:
 
 def added(partials: Sequence[Partial]) -> Partial:
     """Add the parts of several blocks of the same row, in this order."""
-    return _beside(summed(partials), partials).cut()
+    return _summed_partial(summed(partials), partials).cut()
 
 
-def _beside(total: NDArray[np.float64], partials: Sequence[Partial]) -> Partial:
+def _summed_partial(total: NDArray[np.float64], partials: Sequence[Partial]) -> Partial:
     """The sum of parts, with this total."""
     extras = [partial.extra for partial in partials if partial.extra is not None]
     weight: Weight = 0.0

@@ -422,8 +422,8 @@ class _Newcomers:
 
     def _add_model(self, vector: NDArray[np.float32]) -> NDArray[np.int64]:
         """Give the servers another model ``(P,)``; returns its number, repeated for each client ``(N,)``."""
-        number = len(self.servers.models) // self.servers.places
-        self.servers.models += [self.servers.backend.put(vector)] * self.servers.places
+        number = len(self.servers.models) // self.servers.edge_count
+        self.servers.models += [self.servers.backend.put(vector)] * self.servers.edge_count
         return np.full(self.setup.clients, number)
 
     def _test(self, frame: pd.DataFrame, ending: str, models: Served, work: LocalWork | None) -> None:

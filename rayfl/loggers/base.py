@@ -34,7 +34,7 @@ class LoggedRun:
 
     def remembered(self, logger: str) -> dict[str, Any]:
         """What a logger stored about this run before it was stopped, such as an id; empty at first."""
-        return dict(self._memory().get(logger, {}))
+        return dict(self._read_memory().get(logger, {}))
 
     def remember(self, logger: str, values: Mapping[str, Any]) -> None:
         """Store values in the run directory, which :meth:`remembered` returns when the run is resumed.
@@ -44,22 +44,22 @@ class LoggedRun:
         """
         from rayfl import files
 
-        memory = {**self._memory(), logger: dict(values)}
+        memory = {**self._read_memory(), logger: dict(values)}
         files.write(self.path / "loggers.json", json.dumps(memory, indent=1) + "\n")
 
-    def _memory(self) -> dict[str, Any]:
+    def _read_memory(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):
             contents = json.loads((self.path / "loggers.json").read_text(encoding="utf-8"))
             return contents if isinstance(contents, dict) else {}
         return {}
 
 
-def _leaves(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{name}.")
+            yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{above}{name}", value
+            yield f"{prefix}{name}", value
 
 
 class Log:
@@ -131,37 +131,37 @@ class OpenLoggers:
 
     def __init__(self, loggers: Sequence[Logger], run: LoggedRun, emit: Listener) -> None:
         self._emit = emit
-        self._open: dict[str, Log] = {}
+        self._open_logs: dict[str, Log] = {}
         for logger in loggers:
             try:
-                self._open[logger.name] = logger.open(run)
+                self._open_logs[logger.name] = logger.open(run)
             except RayflError:
                 raise
             except Exception as error:
-                self._without(logger.name, error)
+                self._drop(logger.name, error)
 
     def __call__(self, event: RunEvent) -> None:
         """Write an event to all logs, then pass it on."""
-        for name, log in list(self._open.items()):
+        for name, log in list(self._open_logs.items()):
             try:
                 log.write(event)
             except RayflError:
                 raise
             except Exception as error:
-                self._without(name, error)
+                self._drop(name, error)
         self._emit(event)
 
-    def _without(self, name: str, error: Exception) -> None:
-        self._open.pop(name, None)
+    def _drop(self, name: str, error: Exception) -> None:
+        self._open_logs.pop(name, None)
         text = " ".join(str(error).split())
         text = f"{type(error).__name__}: {text if len(text) <= 200 else text[:197] + '...'}"
         self._emit(Note(f"logger {name}: {text}; the run goes on without it"))
 
     def close(self) -> None:
         """Close all that are still open."""
-        for name, log in self._open.items():
+        for name, log in self._open_logs.items():
             try:
                 log.close()
             except Exception as error:
                 self._emit(Note(f"logger {name}: could not be closed ({type(error).__name__}: {error})"))
-        self._open.clear()
+        self._open_logs.clear()

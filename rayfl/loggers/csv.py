@@ -15,9 +15,9 @@ class Csv(Logger):
 
     def open(self, run: LoggedRun) -> Log:
         """The driver writes the tables itself: rounds can be resumed from them."""
-        return _Written()
+        return _NullLog()
 
 
-class _Written(Log):
+class _NullLog(Log):
     def write(self, event: RunEvent) -> None:
         """Do nothing: the driver has written it to the tables."""

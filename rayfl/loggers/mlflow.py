@@ -12,10 +12,10 @@ from pydantic import Field
 from rayfl.events import Finished, RoundDone, RunEvent, Stopped
 from rayfl.loggers.base import Log, LoggedRun, Logger, require
 
-_PARAMETERS = 100
+_MAX_PARAMETERS = 100
 """Maximum number of parameters in one call of MLflow."""
 
-_LONGEST = 500
+_MAX_LENGTH = 500
 """Maximum length of a parameter that every version of MLflow accepts."""
 
 
@@ -79,16 +79,16 @@ def _absolute(uri: str, folder: Path) -> str:
 class _Run(Log):
     """An open run of MLflow; its client has no global state."""
 
-    def __init__(self, client: Any, number: str) -> None:
-        self._client, self._number, self._status = client, number, "FAILED"
+    def __init__(self, client: Any, run_id: str) -> None:
+        self._client, self._run_id, self._status = client, run_id, "FAILED"
 
     def parameters(self, settings: dict[str, Any]) -> None:
         """Write the settings; in MLflow they cannot change later."""
         from mlflow.entities import Param
 
-        params = [Param(name, str(value)[:_LONGEST]) for name, value in settings.items()]
-        for first in range(0, len(params), _PARAMETERS):
-            self._client.log_batch(self._number, params=params[first : first + _PARAMETERS])
+        params = [Param(name, str(value)[:_MAX_LENGTH]) for name, value in settings.items()]
+        for first in range(0, len(params), _MAX_PARAMETERS):
+            self._client.log_batch(self._run_id, params=params[first : first + _MAX_PARAMETERS])
 
     def write(self, event: RunEvent) -> None:
         """Curves by round, and the closing numbers as ``final/<name>``."""
@@ -97,7 +97,7 @@ class _Run(Log):
                 self._metrics(event.curves, round)
             case Finished():
                 self._metrics({f"final/{name}": value for name, value in event.numbers.items()}, 0)
-                self._client.set_tag(self._number, "models_sha256", event.summary["models_sha256"])
+                self._client.set_tag(self._run_id, "models_sha256", event.summary["models_sha256"])
                 self._status = "FINISHED"
             case Stopped():
                 self._status = "KILLED"
@@ -106,8 +106,8 @@ class _Run(Log):
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        self._client.log_batch(self._number, metrics=[Metric(k, v, now, step) for k, v in values.items()])
+        self._client.log_batch(self._run_id, metrics=[Metric(k, v, now, step) for k, v in values.items()])
 
     def close(self) -> None:
         """Set the final status of the run."""
-        self._client.set_terminated(self._number, status=self._status)
+        self._client.set_terminated(self._run_id, status=self._status)

@@ -26,7 +26,7 @@ _SILENCE = 30.0
 _DEPTH = 3
 """How many levels below a folder are searched for runs; on object storage only the first."""
 
-_TOGETHER = 16
+_PARALLEL_VIEWS = 16
 """Runs on object storage that are asked for at a time."""
 
 
@@ -78,7 +78,7 @@ def view(path: Path | str) -> RunView:
     path = Path(path)
     if not (path / "config.yaml").is_file():
         raise _no_run(path)
-    status = Status.read(path) or _without(path)
+    status = Status.read(path) or _status_without_file(path)
     if status.active and not _alive(status):
         last_sign = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.updated))
         why = f"its process was killed or its machine is gone; last sign of life {last_sign}"
@@ -110,17 +110,17 @@ def runs_below(folder: Path | str) -> list[RunView]:
     """
     if remote.is_url(folder):
         urls = [remote.Remote(str(folder), name).url for name in remote.runs(str(folder))]
-        with ThreadPoolExecutor(_TOGETHER) as pool:
-            views = list(pool.map(_glimpse, urls))
+        with ThreadPoolExecutor(_PARALLEL_VIEWS) as pool:
+            views = list(pool.map(_view_or_none, urls))
     else:
         if not Path(folder).is_dir():
             raise ConfigError(str(folder), "not a folder", "name the folder of the runs, output.root")
-        views = [_glimpse(path) for path in _once(Path(folder), _directories(Path(folder), _DEPTH))]
+        views = [_view_or_none(path) for path in _distinct(Path(folder), _directories(Path(folder), _DEPTH))]
     runs = [run for run in views if run is not None]
     return sorted(runs, key=lambda run: (-run.status.begun, str(run.path)))
 
 
-def _glimpse(path: Path | str) -> RunView | None:
+def _view_or_none(path: Path | str) -> RunView | None:
     """A run; None if it has been removed since it was listed."""
     with suppress(ConfigError, OSError):
         return view(path)
@@ -151,7 +151,7 @@ def _directories(folder: Path, depth: int) -> Iterator[Path]:
             yield from _directories(path, depth - 1)
 
 
-def _once(root: Path, paths: Iterable[Path]) -> list[Path]:
+def _distinct(root: Path, paths: Iterable[Path]) -> list[Path]:
     """Each directory once, even if links lead to it, too; by its real path if that is below the root."""
     by_real_path: dict[str, Path] = {}
     real_root = os.path.realpath(root)
@@ -173,7 +173,7 @@ def _alive(status: Status) -> bool:
     return time.time() - status.updated < _SILENCE
 
 
-def _without(path: Path) -> Status:
+def _status_without_file(path: Path) -> Status:
     """The status of a run from its other files, if an earlier version of rayfl wrote it without a status."""
     import yaml
 
@@ -189,25 +189,25 @@ def _without(path: Path) -> Status:
     return Status(
         run=path.name,
         state="finished" if summary else "stopped",
-        method=_name(config, "algorithm"),
-        dataset=_name(config, "data"),
-        rounds=_count(config.get("rounds"), 0),
-        done=_count(summary.get("rounds"), done),
+        method=_part_name(config, "algorithm"),
+        dataset=_part_name(config, "data"),
+        rounds=_integer(config.get("rounds"), 0),
+        done=_integer(summary.get("rounds"), done),
         accuracy_mean=accuracy if isinstance(accuracy, float) else None,
         begun=begun,
         updated=updated,
     )
 
 
-def _mapping(found: object) -> Mapping[str, Any]:
+def _mapping(contents: object) -> Mapping[str, Any]:
     """The contents of a file; empty if the file is damaged, or is another program's."""
-    return found if isinstance(found, Mapping) else {}
+    return contents if isinstance(contents, Mapping) else {}
 
 
-def _count(found: object, otherwise: int) -> int:
-    return found if isinstance(found, int) else otherwise
+def _integer(value: object, default: int) -> int:
+    return value if isinstance(value, int) else default
 
 
-def _name(config: Mapping[str, Any], section: str) -> str:
+def _part_name(config: Mapping[str, Any], section: str) -> str:
     part = config.get(section)
     return str(part.get("name", "")) if isinstance(part, Mapping) else str(part or "")

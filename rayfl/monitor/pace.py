@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-_ROUNDS = 20
+_AVERAGED_ROUNDS = 20
 """Rounds that the estimate averages over: some take longer than others, for example those with tests."""
 
 
@@ -22,7 +22,7 @@ class Pace:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ends: deque[tuple[int, float]] = deque(maxlen=_ROUNDS + 1)
+        self._ends: deque[tuple[int, float]] = deque(maxlen=_AVERAGED_ROUNDS + 1)
 
     def round(self, done: int, seconds: float, ended: float | None = None) -> None:
         """Record that a round has ended.

@@ -20,7 +20,7 @@ from rayfl.rundir import clean
 
 FILE = "status.json"
 
-_ROOM = 8192
+_PADDED_BYTES = 8192
 """Bytes of the file, padded, so that the run's end can still be written to it when the disk is full."""
 
 State = Literal["starting", "running", "stopped", "failed", "finished"]
@@ -120,7 +120,7 @@ class Status:
 
     def write(self, folder: Path) -> None:
         """Write it to a run directory; does nothing if that is not writable."""
-        files.publish(folder / FILE, json.dumps(clean(asdict(self))) + "\n", _ROOM)
+        files.publish(folder / FILE, json.dumps(clean(asdict(self))) + "\n", _PADDED_BYTES)
 
     @classmethod
     def read(cls, folder: Path) -> Status | None:
@@ -128,7 +128,7 @@ class Status:
         try:
             values = json.loads((folder / FILE).read_text(encoding="utf-8"))
             known_values = {each.name: values[each.name] for each in fields(cls) if each.name in values}
-            return _as_written().validate_python(known_values)
+            return _type_adapter().validate_python(known_values)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return None
 
@@ -146,6 +146,6 @@ class Status:
 
 
 @cache
-def _as_written() -> TypeAdapter[Status]:
+def _type_adapter() -> TypeAdapter[Status]:
     """Checks the types of a file's values: other programs have files of this name, too."""
     return TypeAdapter(Status)

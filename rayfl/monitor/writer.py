@@ -37,19 +37,28 @@ LOG = "log.jsonl"
 MOST = 5_000_000
 """Most bytes of a log; together with the previous one, ``log.1.jsonl``, a run has at most twice as many."""
 
-_BEAT = 1.0
+_WRITE_INTERVAL = 1.0
 """Seconds between two writes of the files, if something has happened."""
 
 _SIGN_OF_LIFE = 5.0
 """Seconds between two writes if nothing has happened."""
 
-_LONGEST = 300
+_LONGEST_REASON = 300
 """Maximum characters of the reason why a run has failed."""
 
-_NOTES = 5
+_MAX_NOTES = 5
 """Messages to the user in the status."""
 
-_ROUND = ("round", "seconds", "clients", "clusters", "train_loss", "accuracy_mean", "loss_mean", "failures")
+_ROUND_COLUMNS = (
+    "round",
+    "seconds",
+    "clients",
+    "clusters",
+    "train_loss",
+    "accuracy_mean",
+    "loss_mean",
+    "failures",
+)
 """The columns of ``rounds.csv`` that the log contains."""
 
 Export = Callable[[Status], None]
@@ -79,7 +88,7 @@ class Monitor:
         self._slowest_block: Block | None = None
         self._last_block: BlockDone | None = None
         self._events: queue.SimpleQueue[tuple[float, RunEvent]] = queue.SimpleQueue()
-        self._end = threading.Event()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="rayfl-monitor", daemon=True)
 
     def __call__(self, event: RunEvent) -> None:
@@ -95,11 +104,11 @@ class Monitor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Record how the run has ended."""
-        self._end.set()
+        self._ended.set()
         self._thread.join()
         with contextlib.suppress(Exception):
-            self._take()
-        state, why = _end_of(error)
+            self._handle_events()
+        state, why = _final_state(error)
         self._status = replace(self._status, state=state, why=why, remaining=None, actors_busy=0)
         facts = {"why": why} if why else {}
         if error is not None and state == "failed" and not isinstance(error, RayflError):
@@ -111,15 +120,15 @@ class Monitor:
 
     def _follow(self) -> None:
         wrote = time.monotonic()
-        while not self._end.wait(_BEAT):
+        while not self._ended.wait(_WRITE_INTERVAL):
             try:
-                if self._take() or time.monotonic() - wrote > _SIGN_OF_LIFE:
+                if self._handle_events() or time.monotonic() - wrote > _SIGN_OF_LIFE:
                     wrote = time.monotonic()
                     self._write()
             except Exception as error:  # an error here must not affect the run
                 self._log(time.time(), "monitor", {"text": f"{type(error).__name__}: {error}"}, "error")
 
-    def _take(self) -> bool:
+    def _handle_events(self) -> bool:
         """Process the events in the queue; returns whether there were any."""
         lines: list[str] = []
         taken = False
@@ -127,8 +136,8 @@ class Monitor:
             while True:
                 when, event = self._events.get_nowait()
                 taken = True
-                lines += [_line(when, *about) for about in self._learn(event, when)]
-        self._progress()
+                lines += [_line(when, *about) for about in self._handle(event, when)]
+        self._record_progress()
         self._append(lines)
         return taken
 
@@ -150,20 +159,20 @@ class Monitor:
         if lines:
             files.log(self._folder / LOG, "".join(lines), MOST)
 
-    def _learn(self, event: RunEvent, when: float) -> list[tuple[str, Mapping[str, Any], str]]:
+    def _handle(self, event: RunEvent, when: float) -> list[tuple[str, Mapping[str, Any], str]]:
         """Update the status from an event; returns the entries for the log, each (event, facts, worker)."""
         status = self._status
         match event:
             case Note(text=text):
-                self._status = replace(status, notes=(*status.notes, text)[-_NOTES:])
+                self._status = replace(status, notes=(*status.notes, text)[-_MAX_NOTES:])
                 return [("note", {"text": text}, "driver")]
             case BlockDone():
-                self._block(event)
+                self._add_block(event)
             case Clustered():
                 facts = {"round": event.round, "clusters": event.n_clusters, "ari": event.ari}
                 return [("clustered", {**facts, "seconds": event.seconds}, "driver")]
             case RoundDone():
-                return self._round(event, when)
+                return self._add_round(event, when)
             case CheckpointSaved(rounds=rounds):
                 self._status = replace(status, done=max(rounds, status.done))
                 return [("checkpoint", {"rounds": rounds}, "driver")]
@@ -175,7 +184,7 @@ class Monitor:
                 pass
         return []
 
-    def _block(self, event: BlockDone) -> None:
+    def _add_block(self, event: BlockDone) -> None:
         worker = self._workers.get(event.worker, Worker(event.worker))
         self._workers[event.worker] = Worker(
             event.worker,
@@ -188,7 +197,7 @@ class Monitor:
             self._slowest_block = Block(event.clients, event.first, event.worker, event.seconds)
         self._last_block = event
 
-    def _progress(self) -> None:
+    def _record_progress(self) -> None:
         """Record the last block only; there may be thousands per second."""
         event, self._last_block = self._last_block, None
         if event is not None:
@@ -202,8 +211,8 @@ class Monitor:
                 actors_busy=event.busy,
             )
 
-    def _round(self, event: RoundDone, when: float) -> list[tuple[str, Mapping[str, Any], str]]:
-        self._progress()
+    def _add_round(self, event: RoundDone, when: float) -> list[tuple[str, Mapping[str, Any], str]]:
+        self._record_progress()
         status, row, workers = self._status, event.row, list(self._workers.values())
         self._pace.round(event.round + 1, row["seconds"], when)
         measures = {
@@ -239,7 +248,7 @@ class Monitor:
             **measures,
         )
         self._workers, self._slowest_block = {}, None
-        facts = {name: row[name] for name in _ROUND if row.get(name) is not None}
+        facts = {name: row[name] for name in _ROUND_COLUMNS if row.get(name) is not None}
         worker_entries = [
             ("worker", {"round": event.round, **{k: v for k, v in asdict(w).items() if k != "name"}}, w.name)
             for w in workers
@@ -254,7 +263,7 @@ def _line(when: float, event: str, facts: Mapping[str, Any], worker: str, level:
     return json.dumps(clean(entry), separators=(",", ":")) + "\n"
 
 
-def _end_of(error: BaseException | None) -> tuple[State, str]:
+def _final_state(error: BaseException | None) -> tuple[State, str]:
     """The final state of a run that raised this error, and the reason."""
     if error is None:
         return "finished", ""
@@ -269,4 +278,4 @@ def _end_of(error: BaseException | None) -> tuple[State, str]:
     else:
         fault = plugins.fault_of(error)
         text = f"{type(error).__name__}: {error}" if fault is None else fault.line
-    return "failed", " ".join(text.split())[:_LONGEST]
+    return "failed", " ".join(text.split())[:_LONGEST_REASON]

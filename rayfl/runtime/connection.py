@@ -40,19 +40,19 @@ _RELEASE_TIMEOUT = 5.0
 _NODES_TIMEOUT = 900.0
 """Seconds to wait for the nodes of an autoscaler."""
 
-_ASK = 2.0
+_CHECK_INTERVAL = 2.0
 """Seconds between two checks of the cluster's head, and timeout of each check."""
 
-_REPORTS = 12
+_REPORT_TRIES = 12
 """How often a new cluster is asked for the first report of its autoscaler, which comes after some seconds."""
 
 _HEAD_SILENCE = 15.0
 """Seconds for which the head may be silent; a head whose state is kept in Redis may be restarting."""
 
-_STORE, _SHARED = 0.3, Path("/dev/shm")
+_STORE_SHARE, _SHARED_MEMORY = 0.3, Path("/dev/shm")
 """The share of the free memory that Ray takes for its object store, and where the store is."""
 
-_LONGEST = 40
+_LONGEST_PATH = 40
 """Longest path of a folder for Ray's files: the path of a socket in it may have at most 107 characters."""
 
 
@@ -70,7 +70,7 @@ def connect(config: Config) -> None:
     address = config.execution.address
     try:
         _reach(address or os.environ.get("RAY_ADDRESS", ""))
-        with _options() as options:
+        with _init_options() as options:
             if address is not None:
                 ray.init(address=address, **options)
             elif "RAY_ADDRESS" in os.environ:
@@ -88,10 +88,10 @@ def connect(config: Config) -> None:
             raise ConfigError(where, line, _token_hint()) from None
         advice = "'rayfl doctor' shows what is there, execution.backend=inline runs without Ray"
         raise RayflError(f"Ray does not start on this machine: {line}; {advice}") from None
-    _brought.append(_travelling())
+    _sent_plugins.append(_plugin_hashes())
 
 
-_FOR_CLUSTERS = ("start_monitor", "start_log_monitor", "start_api_server")
+_CLUSTER_METHODS = ("start_monitor", "start_log_monitor", "start_api_server")
 """Methods of Ray's node, each of which starts a process that one machine does not need: the autoscaler, the
 log monitor, which sends the output of workers to the driver (rayfl turns that off), and the dashboard's head,
 which without the dashboard only counts users. Ray has no setting for them. Metrics come from another process,
@@ -100,7 +100,7 @@ the agent of the node."""
 
 @contextlib.contextmanager
 def _without_cluster_processes() -> Iterator[None]:
-    """In this context Ray starts without the processes of :data:`_FOR_CLUSTERS`.
+    """In this context Ray starts without the processes of :data:`_CLUSTER_METHODS`.
 
     Each takes a second or two of a core, during which everything else waits, and 50 to 100 MB.
     """
@@ -109,7 +109,7 @@ def _without_cluster_processes() -> Iterator[None]:
     except (ImportError, AttributeError):  # Ray has moved it: all processes start
         yield
         return
-    originals = {name: getattr(node, name) for name in _FOR_CLUSTERS if hasattr(node, name)}
+    originals = {name: getattr(node, name) for name in _CLUSTER_METHODS if hasattr(node, name)}
     try:
         for name in originals:
             setattr(node, name, lambda node, **options: None)
@@ -119,11 +119,11 @@ def _without_cluster_processes() -> Iterator[None]:
             setattr(node, name, method)
 
 
-_brought: list[tuple[str, ...]] = []
+_sent_plugins: list[tuple[str, ...]] = []
 """The plug-ins that were sent with each connection made here, as hashes of their sources."""
 
 
-def _travelling() -> tuple[str, ...]:
+def _plugin_hashes() -> tuple[str, ...]:
     return tuple(plugin.sha256 for plugin in plugins.travelling())
 
 
@@ -134,10 +134,10 @@ def _connected() -> bool:
         ConfigError: if the user made the connection and its workers lack plug-ins.
     """
     if not ray.is_initialized():
-        _brought.clear()
+        _sent_plugins.clear()
         return False
-    if _brought:
-        if _brought[-1] == _travelling():
+    if _sent_plugins:
+        if _sent_plugins[-1] == _plugin_hashes():
             return True
         ray.shutdown()
         return False
@@ -160,7 +160,7 @@ def _import_all(names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def _options() -> Iterator[dict[str, Any]]:
+def _init_options() -> Iterator[dict[str, Any]]:
     """The options of ``ray.init``: quiet logging, and the source that workers need."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not plugins.travelling():
@@ -183,10 +183,10 @@ class Head:
     def silent(self) -> bool:
         """Whether it has not answered for so long that it is considered lost."""
         now = time.monotonic()
-        if now - self._asked > _ASK:
+        if now - self._asked > _CHECK_INTERVAL:
             self._asked = now
             with contextlib.suppress(ConnectionError):
-                _reach(self.address, _ASK)
+                _reach(self.address, _CHECK_INTERVAL)
                 self._answered = time.monotonic()
         return time.monotonic() - self._answered > _HEAD_SILENCE
 
@@ -204,7 +204,7 @@ def _reach(address: str, timeout: float = 10.0) -> None:
 def reachable(address: str) -> bool:
     """Whether something listens at ``host:port``."""
     try:
-        _reach(address, _ASK)
+        _reach(address, _CHECK_INTERVAL)
     except ConnectionError:
         return False
     return True
@@ -242,7 +242,7 @@ def short_folder(preferred: Path | None = None) -> str | None:
         ConfigError: if there is no short folder.
     """
     default = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    if len(default) <= _LONGEST and default.isascii():
+    if len(default) <= _LONGEST_PATH and default.isascii():
         return None
     for folder in (preferred or Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")):
         if folder.is_dir() and os.access(folder, os.W_OK):
@@ -265,8 +265,8 @@ def this_machine() -> Available:
 
 def object_store(memory: float) -> float:
     """Bytes that a Ray started here, with this much free memory, would take for its object store."""
-    free = float(shutil.disk_usage(_SHARED).free) if _SHARED.is_dir() else math.inf
-    return min(_STORE * memory, free)
+    free = float(shutil.disk_usage(_SHARED_MEMORY).free) if _SHARED_MEMORY.is_dir() else math.inf
+    return min(_STORE_SHARE * memory, free)
 
 
 def this_cluster(gpus: PerActor = 0.0) -> Available:
@@ -320,7 +320,7 @@ def prospect(config: Config) -> Available:
     if not _autoscales():
         return Available(cluster_nodes, sum(node.memory for node in cluster_nodes), store)
     starts = "the cluster starts nodes when they are needed"
-    largest = _largest(Path.home() / _BOOTSTRAP)
+    largest = _configured_nodes(Path.home() / _BOOTSTRAP_FILE)
     if largest is not None:
         assumed = f"{starts}; this plan is for the most that its configuration allows"
     else:
@@ -339,7 +339,7 @@ def prospect(config: Config) -> Available:
     return Available(largest, sum(node.memory for node in largest), store, assumed=assumed)
 
 
-def _largest(path: Path) -> tuple[Node, ...] | None:
+def _configured_nodes(path: Path) -> tuple[Node, ...] | None:
     """The nodes of a cluster at the maximum size in the autoscaler's configuration; None if that file is not
     here, or does not specify the resources of the nodes.
     """
@@ -423,7 +423,7 @@ def await_room(config: Config, say: Callable[[str], None], stop: threading.Event
             )
 
 
-_BOOTSTRAP = "ray_bootstrap_config.yaml"
+_BOOTSTRAP_FILE = "ray_bootstrap_config.yaml"
 """Where ``ray up`` puts the autoscaler's configuration on the head node, below the home folder."""
 
 
@@ -431,20 +431,20 @@ def _autoscales() -> bool:
     """Whether this cluster has an autoscaler, which starts nodes for work: ``ray up``, KubeRay, a
     platform.
     """
-    if (Path.home() / _BOOTSTRAP).is_file() or "KUBERAY_GEN_RAY_START_CMD" in os.environ:
+    if (Path.home() / _BOOTSTRAP_FILE).is_file() or "KUBERAY_GEN_RAY_START_CMD" in os.environ:
         return True
-    for _ in range(_REPORTS):
+    for _ in range(_REPORT_TRIES):
         status = _internal_kv_get(b"__autoscaling_status")  # every Ray autoscaler writes it
         if not status:
             return False
         report = json.loads(status).get("autoscaler_report")
         if report is not None:
-            return not _only_reports(report)
-        time.sleep(_ASK / 2)  # the cluster has just been started
+            return not _started_by_hand(report)
+        time.sleep(_CHECK_INTERVAL / 2)  # the cluster has just been started
     return True
 
 
-def _only_reports(report: Mapping[str, Any]) -> bool:
+def _started_by_hand(report: Mapping[str, Any]) -> bool:
     """Whether a report comes from a cluster that was started by hand: ``ray start --head`` starts a monitor
     that cannot start nodes, and gives every node that it finds a separate type, named after the node's id.
     """

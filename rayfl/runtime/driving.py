@@ -42,7 +42,7 @@ _DRIVER_DEADLINE = 300.0
 """Seconds for which the driver may be silent; it answers even while it trains."""
 
 
-_DRIVER_STOPS = 60.0
+_STOP_DEADLINE = 60.0
 """As :data:`_DRIVER_DEADLINE`, after a request to stop: the driver may be writing a large checkpoint."""
 
 
@@ -254,7 +254,7 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
             listen(Note(f"the driver {error}: a new one continues from the last checkpoint"))
 
 
-def _variables(config: Config) -> dict[str, str]:
+def _driver_variables(config: Config) -> dict[str, str]:
     """The environment variables that loggers and object storage need where the driver runs."""
     storage_variables = {} if isinstance(config.output.root, Path) else remote.variables(os.environ)
     return {**environment(config.output.all_loggers), **storage_variables}
@@ -264,7 +264,7 @@ class _DriverDied(Exception):
     """The driver died, or was killed because it did not answer."""
 
 
-def _gone(head: Head, directory: RunDirectory) -> RayflError:
+def _head_lost(head: Head, directory: RunDirectory) -> RayflError:
     return RayflError(f"Ray's head at {head.address} is gone; resume with: rayfl resume {directory.path}")
 
 
@@ -278,7 +278,7 @@ def _watch_driver(
     names = named(directory.path.name, "driver")
     options = {**UNRECORDED, **names, "num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": this_node}
     driver = Process.of("the driver", ray.remote(DriverActor).options(**options).remote())
-    modules, variables = [p.module for p in plugins.loaded()], _variables(config)
+    modules, variables = [p.module for p in plugins.loaded()], _driver_variables(config)
     done = driver.actor.run.remote(config, directory.path, modules, Path.cwd(), variables)
     deadlines = Deadlines(deadline, lambda text: listen(Note(text)))
     asked_to_stop = False
@@ -290,7 +290,7 @@ def _watch_driver(
                 headless = Silence()
                 stop.set()
             if headless is not None and headless.seconds > _HEADLESS:
-                raise _gone(head, directory)
+                raise _head_lost(head, directory)
             finished, _ = ray.wait([done], timeout=0)
             events, silence = driver.actor.poll.remote(0.0 if finished else 0.25), Silence()
             while not ray.wait([events], timeout=TICK)[0]:
@@ -300,7 +300,7 @@ def _watch_driver(
                         f"this node's Ray has ended (the head may have been restarted); resume with: "
                         f"rayfl resume {directory.place}"
                     )
-                allowed = min(deadline, _DRIVER_STOPS) if stop.is_set() else deadline
+                allowed = min(deadline, _STOP_DEADLINE) if stop.is_set() else deadline
                 if driver.where is None:  # it is still being started
                     allowed = max(allowed, _DRIVER_DEADLINE)
                 if deadlines.over(silence, allowed, driver):
@@ -309,7 +309,7 @@ def _watch_driver(
             for event in ray.get(events):
                 listen(event)
                 if headless is not None and isinstance(event, Stopped):
-                    raise _gone(head, directory)
+                    raise _head_lost(head, directory)
             if finished:
                 break
             if stop.is_set() and not asked_to_stop:

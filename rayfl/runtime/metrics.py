@@ -54,7 +54,7 @@ class RayMetrics:
     def __init__(self, method: str) -> None:
         self._method = method
         self._metrics: dict[str, Any] = {}
-        self._before: dict[tuple[str, str], float] = {}
+        self._last_values: dict[tuple[str, str], float] = {}
 
     def __call__(self, status: Status) -> None:
         """Export a status of the run; does nothing while Ray is not connected."""
@@ -63,18 +63,18 @@ class RayMetrics:
         if not ray.is_initialized():
             return
         if not self._metrics:
-            self._open()
+            self._create_metrics()
         tags = {"Run": status.run, "Method": self._method}
         for name, value in gauges(status).items():
             if value is not None:
                 self._metrics[name].set(float(value), tags=tags)
         for name, value in counts(status).items():
-            self._count(name, value, tags)
+            self._raise_counter(name, value, tags)
         for key, value in status.traffic.items():
             tier, _, direction = key.rpartition("_")
-            self._count("rayfl_bytes", value, {**tags, "Tier": tier, "Direction": direction})
+            self._raise_counter("rayfl_bytes", value, {**tags, "Tier": tier, "Direction": direction})
 
-    def _open(self) -> None:
+    def _create_metrics(self) -> None:
         from ray.util.metrics import Counter, Gauge
 
         keys = ("Run", "Method")
@@ -84,13 +84,13 @@ class RayMetrics:
             further_keys = ("Tier", "Direction") if name == "rayfl_bytes" else ()
             self._metrics[name] = Counter(name, description, tag_keys=(*keys, *further_keys))
 
-    def _count(self, name: str, value: float, tags: Mapping[str, str]) -> None:
+    def _raise_counter(self, name: str, value: float, tags: Mapping[str, str]) -> None:
         """Raise a counter to this value."""
         key = name, "/".join(tags.values())
-        increase = value - self._before.get(key, 0.0)
+        increase = value - self._last_values.get(key, 0.0)
         if increase > 0:
             self._metrics[name].inc(increase, tags=dict(tags))
-            self._before[key] = value
+            self._last_values[key] = value
 
 
 def counts(status: Status) -> dict[str, float]:

@@ -17,7 +17,7 @@ from rayfl.runtime.resources import Node, PerActor
 GPU_GB = "gpu_gb"
 """The custom resource that says how many GB the smallest GPU of a node has: ``ray start --resources``."""
 
-_PATIENCE = 60.0
+_ANSWER_TIMEOUT = 60.0
 """Seconds for a node to answer how large its GPUs are."""
 
 
@@ -62,14 +62,14 @@ def _nodes(resources: Mapping[str, Mapping[str, float]], gpus: PerActor) -> dict
     }
 
 
-_asked: dict[str, float | None] = {}
+_known_gpu_bytes: dict[str, float | None] = {}
 """For each node that was asked, bytes of its smallest GPU; None if unknown. Ray never reuses node ids."""
 
 
 def _gpu_bytes(resources: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
     """Bytes of the smallest GPU of each node with GPUs, from its custom resource or from its answer."""
     with_gpus = {name: each for name, each in resources.items() if each.get("GPU", 0.0)}
-    silent = [name for name, each in with_gpus.items() if GPU_GB not in each and name not in _asked]
+    silent = [name for name, each in with_gpus.items() if GPU_GB not in each and name not in _known_gpu_bytes]
     if silent:
         ask = ray.remote(num_cpus=0, max_retries=0, **UNRECORDED)(smallest_gpu)
         strategies = {name: NodeAffinitySchedulingStrategy(name, soft=False) for name in silent}
@@ -78,17 +78,22 @@ def _gpu_bytes(resources: Mapping[str, Mapping[str, float]]) -> dict[str, float 
         }
         for name, answer in answers.items():
             try:
-                _asked[name] = ray.get(answer, timeout=_PATIENCE)
+                _known_gpu_bytes[name] = ray.get(answer, timeout=_ANSWER_TIMEOUT)
             except (RayError, GetTimeoutError):
-                _asked[name] = None
-    return {name: 1e9 * each[GPU_GB] if GPU_GB in each else _asked[name] for name, each in with_gpus.items()}
+                _known_gpu_bytes[name] = None
+    return {
+        name: 1e9 * each[GPU_GB] if GPU_GB in each else _known_gpu_bytes[name]
+        for name, each in with_gpus.items()
+    }
 
 
 def smallest_gpu() -> float | None:
     """Bytes of the smallest GPU of this machine, from NVIDIA's driver; None if it does not answer."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE / 2, check=True)
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ANSWER_TIMEOUT / 2, check=True
+        )
         return min(float(line) for line in process.stdout.split()) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError):
         return None

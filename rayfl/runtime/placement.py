@@ -14,7 +14,7 @@ from rayfl.errors import ConfigError
 from rayfl.runtime import nodes
 from rayfl.runtime.resources import PerActor, in_turn
 
-_TRACE = 0.001
+_MARK_AMOUNT = 0.001
 """How much of a custom resource is reserved: almost nothing, because it only marks nodes."""
 
 
@@ -53,13 +53,13 @@ class Placement:
         """
         execution = config.execution
         placement = cls(execution.servers_on, execution.placement, execution.shard_models)
-        placement._check(ray.nodes(), ray.get_runtime_context().get_node_id())
+        placement._check_servers_on(ray.nodes(), ray.get_runtime_context().get_node_id())
         return placement
 
-    def _check(self, there: list[dict[str, Any]], here: str) -> None:
+    def _check_servers_on(self, cluster_nodes: list[dict[str, Any]], this_node: str) -> None:
         if self.servers_on is None:
             return
-        marked = [node["NodeID"] for node in there if node["Alive"] and self._marks(node)]
+        marked = [node["NodeID"] for node in cluster_nodes if node["Alive"] and self._is_marked(node)]
         key, equals, value = self.servers_on.partition("=")
         option = f"--labels={key}={value}" if equals else f"""--resources='{{"{key}": 1}}'"""
         if not marked:
@@ -68,7 +68,7 @@ class Placement:
                 f"no node of the cluster has {self.servers_on!r}",
                 f"start those that stay with: ray start {option}",
             )
-        if here not in marked:
+        if this_node not in marked:
             raise ConfigError(
                 "execution.servers_on",
                 f"the driver writes the run on this node, which does not have {self.servers_on!r}",
@@ -76,7 +76,7 @@ class Placement:
                 "--entrypoint-label-selector)",
             )
 
-    def _marks(self, node: Mapping[str, Any]) -> bool:
+    def _is_marked(self, node: Mapping[str, Any]) -> bool:
         key, equals, value = str(self.servers_on).partition("=")
         if equals:
             return bool(node.get("Labels", {}).get(key) == value)
@@ -87,7 +87,7 @@ class Placement:
         if self.servers_on is None:
             return {}
         key, equals, value = self.servers_on.partition("=")
-        return {"label_selector": {key: value}} if equals else {"resources": {key: _TRACE}}
+        return {"label_selector": {key: value}} if equals else {"resources": {key: _MARK_AMOUNT}}
 
     def local_servers(self) -> dict[str, Any]:
         """Ray's options for LPS actors."""

@@ -39,7 +39,7 @@ TICK = 0.5
 MAX_DEATHS = 20
 """After this many deaths without any completed work in between, a run gives up."""
 
-_FIRST_WORD = 30.0
+_FIRST_REPORT = 30.0
 """Seconds of silence after which it is reported for the first time; then after twice, four times, ... as
 long.
 """
@@ -50,13 +50,13 @@ _LEAST_DEADLINE = 300.0
 _TIMES_LONGEST = 20.0
 """Work may take this many times as long as the slowest work of its size so far."""
 
-_HURRY = 10.0
+_HURRIED_DEADLINE = 10.0
 """Seconds of silence that are allowed after the run was asked to stop."""
 
-_DEAD = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, TaskCancelledError)
+_DEATH_ERRORS = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, TaskCancelledError)
 """What Ray raises if the process that should answer is gone. Not all of them are RayActorErrors."""
 
-_FULL = {
+_FULL_ERRORS = {
     ObjectStoreFullError: "the object store is full; give Ray more memory (ray start --object-store-memory) "
     "or train fewer clients a round",
     OutOfDiskError: "the disk to which Ray spills objects is full; free some space or set RAY_TMPDIR",
@@ -65,7 +65,7 @@ _FULL = {
 
 def died(error: Exception) -> bool:
     """Whether the process that should answer, or one that it depends on, is gone."""
-    return isinstance(error.cause if isinstance(error, RayTaskError) else error, _DEAD)
+    return isinstance(error.cause if isinstance(error, RayTaskError) else error, _DEATH_ERRORS)
 
 
 def one_line(error: object) -> str:
@@ -100,7 +100,7 @@ def plain_errors() -> Iterator[None]:
             raise
         if isinstance(cause, ObjectLostError):
             raise ResultsLost("a node was lost, and with it results of the round") from error
-        for kind, text in _FULL.items():
+        for kind, text in _FULL_ERRORS.items():
             if isinstance(cause, kind):
                 raise RayflError(text) from error
         if isinstance(error, RayTaskError) and not isinstance(cause, RayError):
@@ -165,7 +165,7 @@ class Silence:
     """How long an answer has been awaited."""
 
     def __init__(self) -> None:
-        self._begun, self._next = time.monotonic(), _FIRST_WORD
+        self._begun, self._next_report = time.monotonic(), _FIRST_REPORT
 
     @property
     def seconds(self) -> float:
@@ -174,9 +174,9 @@ class Silence:
 
     def word(self) -> bool:
         """Whether it is time for another message; the intervals grow."""
-        due = self.seconds >= self._next
-        while self.seconds >= self._next:
-            self._next *= 2
+        due = self.seconds >= self._next_report
+        while self.seconds >= self._next_report:
+            self._next_report *= 2
         return due
 
 
@@ -184,13 +184,13 @@ class Deadlines:
     """How long processes may be silent.
 
     Args:
-        given: seconds; None: twenty times the longest duration of such work so far, but at least five
+        fixed: seconds; None: twenty times the longest duration of such work so far, but at least five
             minutes. For a kind of work that has never been completed it assumes the pace of other work.
         say: called with a line of text.
     """
 
-    def __init__(self, given: float | None, say: Callable[[str], None]) -> None:
-        self.given, self._say = given, say
+    def __init__(self, fixed: float | None, say: Callable[[str], None]) -> None:
+        self.fixed, self._say = fixed, say
         self._longest: dict[str, float] = {}
         self._pace = 0.0  # the longest duration per unit of work, of any kind
         self._missed: dict[str, int] = {}  # how often work of a kind was lost since some was completed
@@ -227,12 +227,12 @@ class Deadlines:
             method, cost, work: as for :meth:`measured`.
             lost: how often this very work was lost.
         """
-        allowed = self.given
+        allowed = self.fixed
         if allowed is None:
             lost = max(lost, self._missed.get(method, 0))
             usual = self._longest[method] * cost if method in self._longest else self._pace * work
             allowed = max(_LEAST_DEADLINE, _TIMES_LONGEST * usual)
-        return (min(allowed, _HURRY) if self.hurried else allowed) * 2.0**lost
+        return (min(allowed, _HURRIED_DEADLINE) if self.hurried else allowed) * 2.0**lost
 
     def over(self, silence: Silence, allowed: float, process: object) -> bool:
         """Whether a silence has lasted too long; reports that, and before that how long it has lasted."""

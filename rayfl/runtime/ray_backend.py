@@ -59,7 +59,7 @@ from rayfl.runtime.remote import (
 )
 from rayfl.runtime.resources import PerActor
 
-_TASK = ray.remote(num_cpus=0, max_retries=0, num_returns=2, **UNRECORDED)(acknowledge)
+_REMOTE_TASK = ray.remote(num_cpus=0, max_retries=0, num_returns=2, **UNRECORDED)(acknowledge)
 """A remote task. Ray never frees a remote function, so one serves all."""
 
 
@@ -129,7 +129,7 @@ class _HostActor(ClientHost):
         return answer
 
 
-class _Pending(NamedTuple):
+class _PendingCall(NamedTuple):
     """A call that is not known to have finished.
 
     Attributes:
@@ -191,9 +191,9 @@ class RayBackend(Backend):
         self._dispatch: Dispatch | None = None
         self._deaths = Deaths()
         self.deadlines = Deadlines(deadline, lambda text: self.say(text))
-        self._pending: deque[_Pending] = deque()
-        self._calls = 0
-        self._instead: dict[Ref, Ref] = {}  # lost results in use -> those of the second attempt
+        self._pending: deque[_PendingCall] = deque()
+        self._call_count = 0
+        self._replacements: dict[Ref, Ref] = {}  # lost results in use -> those of the second attempt
 
     @override
     def put(self, value: Any) -> Ref:
@@ -211,9 +211,9 @@ class RayBackend(Backend):
 
     @override
     def get(self, ref: Ref) -> Any:
-        self._settle()
+        self._await_calls()
         wanted = ref if isinstance(ref, list) else [ref]
-        refs = self._current([shard for each in wanted for shard in apart(each)])
+        refs = self._current_refs([shard for each in wanted for shard in apart(each)])
         unfinished = list(dict.fromkeys(refs))
         with plain_errors():
             while unfinished:  # not all at once, so that stop requests are noticed
@@ -226,31 +226,31 @@ class RayBackend(Backend):
         ]
         return values if isinstance(ref, list) else values[0]
 
-    def _current(self, args: Sequence[Any]) -> list[Any]:
+    def _current_refs(self, args: Sequence[Any]) -> list[Any]:
         """The same refs, with lost results replaced by those of the second attempt."""
-        if not self._instead:
+        if not self._replacements:
             return list(args)
-        return [self._instead.get(a, a) if isinstance(a, ray.ObjectRef) else a for a in args]
+        return [self._replacements.get(a, a) if isinstance(a, ray.ObjectRef) else a for a in args]
 
     def _submit(self, submit: Callable[[], list[Ref]], server: int | None) -> list[Ref]:
-        self._let_go()
+        self._drop_finished()
         done, *results = submit()
-        self._pending.append(_Pending(self._calls, submit, results, done, server))
-        self._calls += 1
+        self._pending.append(_PendingCall(self._call_count, submit, results, done, server))
+        self._call_count += 1
         return results
 
-    def _let_go(self) -> None:
+    def _drop_finished(self) -> None:
         """Drop the finished calls, and with them references to their inputs."""
         while self._pending and ray.wait([self._pending[0].done], timeout=0, fetch_local=False)[0]:
             try:
                 ray.get(self._pending[0].done)
             except RayError:
-                return  # _settle handles it
+                return  # _await_calls handles it
             self._pending.popleft()
 
     @override
     def mark(self) -> int:
-        return self._calls
+        return self._call_count
 
     @override
     def forget(self, mark: int = 0) -> None:
@@ -260,19 +260,19 @@ class RayBackend(Backend):
     def hurry(self) -> None:
         self.deadlines.hurried = True
 
-    def _settle(self) -> None:
+    def _await_calls(self) -> None:
         """Wait for all calls of servers and remote tasks, and repeat those whose process died."""
-        self._complete()
+        self._complete_calls()
         # Each replacement may be a model, so only those are kept whose lost result is still referred to.
-        for lost in _unreferenced(self._instead):
-            del self._instead[lost]
+        for lost in _unreferenced(self._replacements):
+            del self._replacements[lost]
 
-    def _complete(self) -> None:
+    def _complete_calls(self) -> None:
         most_lost = 0  # many calls may be lost with one death, which counts once
         while self._pending:
             call, error = self._pending[0], None
             try:
-                if self._answered(call):
+                if self._await_answer(call):
                     with plain_errors():
                         ray.get(call.done)
                     self._pending.popleft()
@@ -290,10 +290,10 @@ class RayBackend(Backend):
                 server = self._servers[call.server]
                 self._servers[call.server] = Process.of(server.name, server.actor)  # Ray has restarted it
             done, *new_results = call.submit()
-            self._instead.update(zip(call.results, new_results, strict=True))
+            self._replacements.update(zip(call.results, new_results, strict=True))
             self._pending[0] = call._replace(done=done, lost=call.lost + 1)
 
-    def _answered(self, call: _Pending) -> bool:
+    def _await_answer(self, call: _PendingCall) -> bool:
         """Wait for the end of a call; false if it was silent for too long and was abandoned."""
         server = None if call.server is None else self._servers[call.server]
         silence = Silence()
@@ -316,8 +316,8 @@ class RayBackend(Backend):
         actor = ray.remote(_HostActor)
         places = self._placement.of_clients(self.actors, self._num_cpus, self._num_gpus)
 
-        def new(place: int) -> Any:
-            options = {**UNRECORDED, **named(self._run, f"client:{place}"), **places[place]}
+        def new(slot: int) -> Any:
+            options = {**UNRECORDED, **named(self._run, f"client:{slot}"), **places[slot]}
             actor_host = replace(host, gpu_fraction=options["num_gpus"])
             return actor.options(**options).remote(stages, actor_host)
 
@@ -326,32 +326,32 @@ class RayBackend(Backend):
     @override
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
         assert self._crew is not None, "start comes first"
-        self._settle()
-        self._dispatch = Dispatch(tasks, self._crew, self.deadlines, self._current)
+        self._await_calls()
+        self._dispatch = Dispatch(tasks, self._crew, self.deadlines, self._current_refs)
         return self._dispatch.run(self.tick)
 
     @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
         # No CPU is reserved: the client actors hold them all and are idle while this runs.
         name = f"rayfl:{self._run}:{getattr(function, '__name__', 'task')}"
-        task = _TASK.options(name=name, **self._placement.servers())
-        return self._submit(lambda: task.remote(function, *self._current(args)), None)[0]
+        task = _REMOTE_TASK.options(name=name, **self._placement.servers())
+        return self._submit(lambda: task.remote(function, *self._current_refs(args)), None)[0]
 
     @override
     def serve(
         self, server: int, method: str, job: Any, objects: Objects, keeps: Sequence[Key]
     ) -> dict[Key, Ref]:
         names, object_refs = laid_out(objects)
-        place, call = server % self._server_count, Call(method, job, names, tuple(keeps))
-        if place not in self._servers:
-            self._servers[place] = self._new_server(place)
-        lps = self._servers[place].actor.perform.options(num_returns=1 + len(keeps))
-        refs = self._submit(lambda: lps.remote(call, *self._current(object_refs)), place)
+        slot, call = server % self._server_count, Call(method, job, names, tuple(keeps))
+        if slot not in self._servers:
+            self._servers[slot] = self._new_server(slot)
+        lps = self._servers[slot].actor.perform.options(num_returns=1 + len(keeps))
+        refs = self._submit(lambda: lps.remote(call, *self._current_refs(object_refs)), slot)
         return dict(zip(keeps, refs, strict=True))
 
-    def _new_server(self, place: int) -> Process:
-        options = {**self._server_options, **named(self._run, f"lps:{place}")}
-        return Process.of(f"LPS actor {place}", ray.remote(ServerActor).options(**options).remote())
+    def _new_server(self, slot: int) -> Process:
+        options = {**self._server_options, **named(self._run, f"lps:{slot}")}
+        return Process.of(f"LPS actor {slot}", ray.remote(ServerActor).options(**options).remote())
 
     @override
     def activity(self) -> Activity:

@@ -29,20 +29,20 @@ WORKER_BYTES = 270e6
 SERVER_BYTES = 120e6
 """An LPS: a Python process without torch."""
 
-_MANY_GB = 4.0
+_MANY_SUMS_GB = 4.0
 """If the sums at one local server take more gigabytes than this, the plan says so."""
 
 
 ACTOR_GPU_BYTES = 8e9
 """GPU memory for each client actor, if ``execution.gpus_per_actor`` is ``auto``."""
 
-_GRAIN = 10_000
+_GPU_PARTS = 10_000
 """The number of parts into which Ray divides a GPU."""
 
 PerActor = float | Literal["auto"]
 """The share of a GPU for an actor: a fraction, or the one that corresponds to :data:`ACTOR_GPU_BYTES`."""
 
-_TRIAL = 7
+_TRIAL_COPIES = 7
 """Copies of the model in the trial of engines, before anything starts."""
 
 _IN_FLIGHT = 2
@@ -69,7 +69,7 @@ class Node:
         if gpus != "auto":
             return gpus
         # Rounded down: Ray rounds a seventh to 0.1429, and seven times that is more than one GPU.
-        return _GRAIN // max(1, int((self.gpu_bytes or 0.0) / ACTOR_GPU_BYTES)) / _GRAIN
+        return _GPU_PARTS // max(1, int((self.gpu_bytes or 0.0) / ACTOR_GPU_BYTES)) / _GPU_PARTS
 
     def room(self, cpus: float, gpus: PerActor) -> int:
         """How many actors with these numbers of CPUs and GPUs can be placed."""
@@ -320,7 +320,7 @@ class ResourcePlan:
                 f"this does not fit: a node has {size(1e9 * self.node_there_gb)} free; fewer client actors "
                 "('execution.actors'), a smaller 'execution.block_size' or a smaller model need less"
             )
-        if self.sums_gb > _MANY_GB and self.sums > 2:
+        if self.sums_gb > _MANY_SUMS_GB and self.sums > 2:
             what, how = "sums of a model", "'execution.fan_in' has client actors add them first"
             if self.unsummed:
                 what, how = "models of clients", "a lower 'training.participation' sends fewer"
@@ -328,12 +328,12 @@ class ResourcePlan:
         return [
             f"{counted(self.clients, 'client')}, {self.cohort:,} per round, in at least {self.blocks:,} "
             f"blocks of {self.block_size} on {counted(self.actors, 'client actor')} ({cpus}{gpus}){more}",
-            *self._memory(),
+            *self._memory_lines(),
             *([self.keeping.line()] if self.keeping and self.keeping.all > WHOLE else []),
             *warnings,
         ]
 
-    def _memory(self) -> list[str]:
+    def _memory_lines(self) -> list[str]:
         """The memory that copies of the model take, by process."""
         numbers, per_copy = f"{self.parameters:,} parameters", size(4.0 * self.parameters)
         of, needed = self.copies, size(1e9 * self.node_gb)
@@ -472,7 +472,7 @@ def plan_resources(
         largest=ranges.largest,
         copies=copies,
         node_actors=on_node,
-        node_gb=max(running, WORKER_BYTES + _TRIAL * model) / 1e9,
+        node_gb=max(running, WORKER_BYTES + _TRIAL_COPIES * model) / 1e9,
         node_there_gb=None if math.isinf(fullest.memory) else fullest.memory / 1e9,
         inline=e.backend == "inline",
         most_actors=max(actors, min(int(e.actors_wanted[1]), blocks))

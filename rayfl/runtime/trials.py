@@ -96,7 +96,7 @@ def run_trials(
         order of the items.
     """
     begin = partial(_trial, work=work, items=ray.put(list(items)), surroundings=Surroundings.here(folder))
-    with _experiment() as store:
+    with _tune_folder() as store:
         results = tune.Tuner(
             tune.with_resources(begin, _resources(room)),
             param_space={"place": tune.grid_search(list(range(len(items))))},
@@ -146,8 +146,8 @@ def search(
     else:
         searcher = BasicVariantGenerator(random_state=how.seed, max_concurrent=room.jobs or 0)
     scheduler = ASHAScheduler(max_t=how.rounds, grace_period=min(3, how.rounds)) if how.asha else None
-    begin = partial(_searching, work=work, surroundings=Surroundings.here(folder))
-    with _experiment() as store:
+    begin = partial(_search_trial, work=work, surroundings=Surroundings.here(folder))
+    with _tune_folder() as store:
         results = tune.Tuner(
             tune.with_resources(begin, _resources(room)),
             param_space=space,
@@ -193,7 +193,7 @@ def _trial(config: dict[str, Any], work: Any, items: Any, surroundings: Surround
     tune.report({"outcome": outcome})
 
 
-def _searching(config: dict[str, Any], work: Any, surroundings: Surroundings) -> None:
+def _search_trial(config: dict[str, Any], work: Any, surroundings: Surroundings) -> None:
     surroundings.enter()
     tune.report(dict(work((config, tune.report))))
 
@@ -250,10 +250,10 @@ def _run_config(store: str, listener: _Listener) -> Any:
 
 
 @contextlib.contextmanager
-def _experiment() -> Iterator[str]:
+def _tune_folder() -> Iterator[str]:
     """A folder for Tune's own files, which are not needed later: runs are found by their hashes."""
     environment = dict(os.environ)
-    os.environ.update(_QUIET)
+    os.environ.update(_QUIET_VARIABLES)
     log = logging.getLogger("ray.tune")
     level = log.level
     log.setLevel(logging.CRITICAL)  # the caller reports a trial that dies, in one line
@@ -276,7 +276,7 @@ def _watch_node(ended: threading.Event) -> None:
     node = next(node for node in ray.nodes() if node["NodeID"] == node_id)
     address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     while reachable(address):
-        if ended.wait(_TICK):
+        if ended.wait(_NODE_CHECK):
             return
     what = "this node's Ray has ended; complete rounds are kept, and the same command goes on with them"
     print(f"error: {what}", file=sys.stderr, flush=True)
@@ -284,11 +284,11 @@ def _watch_node(ended: threading.Event) -> None:
         os._exit(1)  # what waits for Ray would wait for ever
 
 
-_TICK, _PATIENCE = 2.0, 60.0
+_NODE_CHECK, _PATIENCE = 2.0, 60.0
 """Seconds between two checks of this node, and until this process ends if Ray does not end it."""
 
 
-_QUIET = {
+_QUIET_VARIABLES = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_MAX_PENDING_TRIALS_PG": "4",

@@ -32,17 +32,17 @@ from rayfl.training.work import length_from
 Part = tuple[int, int]
 """A row of A, and a shard of its model."""
 
-_COMBINED = 1 << 23
+_COMBINED_NUMBERS = 1 << 23
 """Parameters of output models that one call of an LPS computes from trained rows (64 MB in double precision).
 """
 
-_WAITING = 1 << 29
+_WAITING_NUMBERS = 1 << 29
 """Entries of a row's sums that may wait to be added: 2 GB in single precision."""
 
 
 def most_waiting(parameters: int) -> int:
     """How many sums of a row may wait to be added, for a model with this many parameters."""
-    return max(4, _WAITING // max(1, parameters))
+    return max(4, _WAITING_NUMBERS // max(1, parameters))
 
 
 class Arriving:
@@ -59,13 +59,13 @@ class Arriving:
 
     def __init__(self, servers: Servers, rows: Mapping[int, Iterable[int]]) -> None:
         self._servers = servers
-        self._most = math.inf if servers.blocks.fan_in else most_waiting(servers.spec.P)
+        self._limit = math.inf if servers.blocks.fan_in else most_waiting(servers.spec.P)
         self._awaited: dict[Part, deque[int]] = {}
         for block in sorted(rows):
             for row in rows[block]:
                 for shard in range(len(servers.ranges)):
                     self._awaited.setdefault((int(row), shard), deque()).append(block)
-        self._here: dict[Part, dict[int, Ref]] = {part: {} for part in self._awaited}
+        self._arrived: dict[Part, dict[int, Ref]] = {part: {} for part in self._awaited}
         self._in_order: dict[Part, dict[Key, Ref]] = {part: {} for part in self._awaited}
 
     def take(self, done: Done) -> Done:
@@ -77,15 +77,15 @@ class Arriving:
         return replace(done, refs={key: ref for key, ref in done.refs.items() if key[0] != "sum"})
 
     def _take(self, part: Part, sender: int, ref: Ref) -> None:
-        arrived, awaited = self._here[part], self._awaited[part]
+        arrived, awaited = self._arrived[part], self._awaited[part]
         arrived[sender] = ref
         while awaited and awaited[0] in arrived:
             block = awaited.popleft()
             self._in_order[part]["sum", block] = arrived.pop(block)
-            if len(self._in_order[part]) > self._most:
-                self._in_order[part] = self._added(part)
+            if len(self._in_order[part]) > self._limit:
+                self._in_order[part] = self._folded(part)
 
-    def _added(self, part: Part) -> dict[Key, Ref]:
+    def _folded(self, part: Part) -> dict[Key, Ref]:
         """Add the sums of a part that are next in order into one."""
         sums = self._in_order[part]
         refs = self._servers.backend.serve(self._servers.lps(*part), "add", None, sums, [SUM])
@@ -144,7 +144,7 @@ def reduce_sums(
 
     ``members`` and ``rescaled`` have an entry for each model, ``(K,)``.
     """
-    parts = _tree(servers, sums.by_part())
+    parts = _reduce_in_tree(servers, sums.by_part())
     shared, common = (servers.ranges.within(each) for each in (averaging.shared, averaging.common))
     facts = []
     for row in sorted({row for row, _ in parts}):
@@ -156,7 +156,7 @@ def reduce_sums(
         keeps = [MODEL, FACTS]
         keeps += [VECTOR] * (members is not None)
         keeps += [("memory", 0)] * (averaging.optimizer is not None)
-        models, memories = apart(servers.models[row]), _memories(servers, averaging, row)
+        models, memories = apart(servers.models[row]), _memory_shards(servers, averaging, row)
         vectors = None if members is None else apart(servers.vectors[row])
         shard_refs = []
         for shard, model in enumerate(models):
@@ -180,12 +180,12 @@ def reduce_sums(
         if members is not None:
             servers.vectors[row] = Joined.of([each[VECTOR] for each in shard_refs])
         if averaging.optimizer is not None:
-            _remember(servers, row, Joined.of([each["memory", 0] for each in shard_refs]))
+            _set_memory(servers, row, Joined.of([each["memory", 0] for each in shard_refs]))
         facts += [each[FACTS] for each in shard_refs]
     return facts
 
 
-def _tree(servers: Servers, sums: dict[Part, dict[Key, Ref]]) -> dict[Part, dict[Key, Ref]]:
+def _reduce_in_tree(servers: Servers, sums: dict[Part, dict[Key, Ref]]) -> dict[Part, dict[Key, Ref]]:
     """Reduce the sums of each part to at most ``fan_in`` for the LPS: client actors, idle by now, add
     neighbours level by level.
     """
@@ -197,14 +197,14 @@ def _tree(servers: Servers, sums: dict[Part, dict[Key, Ref]]) -> dict[Part, dict
             for refs in [list(sums[part].values())]
             for first in range(0, len(refs), fan_in)
         ]
-        tasks = [Task.calling(_added, *some, cost=float(len(some))) for _, some in chunks]
+        tasks = [Task.calling(_sum_partials, *some, cost=float(len(some))) for _, some in chunks]
         sums = {**sums, **{part: {} for part in wide}}
         for (part, _), done in zip(chunks, servers.backend.run_in_order(tasks), strict=True):
             sums[part]["sum", len(sums[part])] = done.refs[RESULT]
     return sums
 
 
-def _added(*partials: Partial) -> Partial:
+def _sum_partials(*partials: Partial) -> Partial:
     return added(partials)
 
 
@@ -222,7 +222,7 @@ def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list
     if averaging.absent is not None:
         keep = keep + averaging.absent
     filled = np.flatnonzero(np.diff(weights.indptr))
-    size = max(1, _COMBINED // max(1, servers.spec.P))
+    size = max(1, _COMBINED_NUMBERS // max(1, servers.spec.P))
     shared, common = (servers.ranges.within(each) for each in (averaging.shared, averaging.common))
     facts = []
     for number, first in enumerate(range(0, len(filled), size)):
@@ -247,7 +247,7 @@ def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list
         keeps: list[Key] = [*(("model", k) for k in chunk), FACTS]
         keeps += [("memory", k) for k in chunk] * (averaging.optimizer is not None)
         models = {k: apart(servers.models[k]) for k in chunk}
-        memories = {k: _memories(servers, averaging, k) for k in chunk}
+        memories = {k: _memory_shards(servers, averaging, k) for k in chunk}
         shard_refs = []
         for shard, place in enumerate(servers.ranges):
             shard_job = replace(
@@ -265,12 +265,12 @@ def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list
         for k in chunk:
             servers.models[k] = Joined.of([each["model", k] for each in shard_refs])
             if averaging.optimizer is not None:
-                _remember(servers, k, Joined.of([each["memory", k] for each in shard_refs]))
+                _set_memory(servers, k, Joined.of([each["memory", k] for each in shard_refs]))
         facts += [each[FACTS] for each in shard_refs]
     return facts
 
 
-def _memories(servers: Servers, averaging: Averaging, model: int) -> tuple[Ref, ...] | None:
+def _memory_shards(servers: Servers, averaging: Averaging, model: int) -> tuple[Ref, ...] | None:
     """The shards of the memory of a server step for a model; None if there is none yet."""
     ref = servers.memories[model] if servers.memories else None
     if ref is None or averaging.optimizer is None:
@@ -282,7 +282,7 @@ def _memories(servers: Servers, averaging: Averaging, model: int) -> tuple[Ref, 
     return apart(ref)
 
 
-def _remember(servers: Servers, model: int, memory: Ref) -> None:
+def _set_memory(servers: Servers, model: int, memory: Ref) -> None:
     if not servers.memories:
         servers.memories = [None] * len(servers.models)
     servers.memories[model] = memory

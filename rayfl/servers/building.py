@@ -198,7 +198,7 @@ def check_hierarchy(config: Config, spec: ModelSpec, federation: Federation) -> 
         ConfigError
     """
     config.hierarchy.common(spec)
-    client_edges = config.hierarchy.place(federation.clients, config.seed, _names(federation))
+    client_edges = config.hierarchy.place(federation.clients, config.seed, _client_names(federation))
     edges = int(client_edges.max()) + 1
     for index, event in enumerate(config.events):
         if isinstance(event, Outage) and edges > 1 and max(event.servers) >= edges:
@@ -247,7 +247,7 @@ def check_clustering(config: Config, clients: int, grouped: bool, shape: tuple[i
         config.clustering.features.check(shape)
 
 
-def _names(federation: Federation, clients: int | None = None) -> list[str] | None:
+def _client_names(federation: Federation, clients: int | None = None) -> list[str] | None:
     """The user's ids of the first ``clients`` clients (default: all); None if there are none."""
     return None if federation.names is None else federation.names[:clients].tolist()
 
@@ -326,7 +326,7 @@ def check_targets(config: Config, samples: Samples) -> None:
         kinds = "numbers (floats, or several per sample)", "classes (integers of shape (n,))"
         expected, actual = kinds if loss.numeric else kinds[::-1]
         suited = ", ".join(name for name, part in LOSSES.items() if part.numeric == samples.numeric)
-        remedy = _as_classes(samples) or f"use one of {suited}"
+        remedy = _class_remedy(samples) or f"use one of {suited}"
         raise ConfigError("loss.name", f"{loss.name!r} is of {expected}; {samples.name} has {actual}", remedy)
     if not samples.numeric:
         return
@@ -338,7 +338,7 @@ def check_targets(config: Config, samples: Samples) -> None:
             raise ConfigError(where, what, "choose another")
 
 
-def _as_classes(samples: Samples) -> str:
+def _class_remedy(samples: Samples) -> str:
     """How to convert targets that look like classes to classes; empty if they do not."""
     targets = samples.targets_train
     if targets is None or not len(targets):
@@ -417,7 +417,7 @@ def servers_of(
         newcomers: how many clients, at the end, came after the run; they are assigned to its edges in turn.
     """
     before = federation.clients - newcomers
-    edges = config.hierarchy.place(before, config.seed, _names(federation, before))
+    edges = config.hierarchy.place(before, config.seed, _client_names(federation, before))
     return Servers(
         backend,
         host.spec,

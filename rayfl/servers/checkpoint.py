@@ -49,10 +49,10 @@ from rayfl.servers.states import Rows
 FORMAT = 5
 """Changes when checkpoints are written in another way."""
 
-_READ = (3, 4, FORMAT)
+_READABLE = (3, 4, FORMAT)
 """Formats that can be read. In 3 all arrays are in one file; up to 4 each checkpoint has all client rows."""
 
-_FORMATS = f"{_READ[0]} to {_READ[-1]}"
+_FORMATS = f"{_READABLE[0]} to {_READABLE[-1]}"
 
 CLIENTS = "clients"
 """The folder of client rows, next to the checkpoints."""
@@ -60,7 +60,7 @@ CLIENTS = "clients"
 _LARGE = 1 << 20
 """Arrays of at least this many bytes are written to separate files."""
 
-_BLOCK = 256
+_UPDATES_PER_FILE = 256
 """Client updates per file."""
 
 _SHORT = 1 << 16
@@ -136,7 +136,7 @@ class Checkpoint:
             grown = {name: rows for name, rows in self.tables.items() if isinstance(rows, list)}
             earlier_history = earlier_manifests[-1]["history"] if earlier_manifests else {}
             history = {
-                name: _Written(**earlier_history.get(name, {})).extended(_table(folder, name), rows)
+                name: _TablePart(**earlier_history.get(name, {})).extended(_table_path(folder, name), rows)
                 for name, rows in grown.items()
             }
             manifest = {
@@ -147,7 +147,7 @@ class Checkpoint:
                 "clients": {
                     name: [asdict(shard) for shard in stored.files] for name, stored in self.stored.items()
                 },
-                "files": self._write(part, _leaving(folder, keep)),
+                "files": self._write(part, _next_to_remove(folder, keep)),
             }
             files.write(part / "manifest.json", json.dumps(_sealed(clean(manifest)), indent=1))
             files.sync(folder / "history")
@@ -168,22 +168,22 @@ class Checkpoint:
         collect(folder)
         return final
 
-    def _write(self, part: Path, before: Path | None) -> dict[str, Any]:
+    def _write(self, part: Path, earlier: Path | None) -> dict[str, Any]:
         """Write the files; returns the length and SHA-256 of each, by name.
 
         Args:
             part: the folder to write to.
-            before: another checkpoint; files that are the same there are linked.
+            earlier: another checkpoint; files that are the same there are linked.
         """
         from safetensors.numpy import save
 
         earlier_files: dict[str, Any] = (
-            {} if before is None else (_manifest(before) or {"files": {}})["files"]
+            {} if earlier is None else (_manifest(earlier) or {"files": {}})["files"]
         )
         written: dict[str, Any] = {}
 
         def put(name: str, *content: Any) -> None:
-            written[name] = _put(part / name, content, before, earlier_files)
+            written[name] = _write_or_link(part / name, content, earlier, earlier_files)
 
         state = flatten(self.state)
         tensors: dict[str, NDArray[Any]] = {
@@ -204,9 +204,9 @@ class Checkpoint:
                 put(f"{name}.npy", header(array), array.reshape(-1).view(np.uint8))
         put("arrays.safetensors", save({k: v for k, v in tensors.items() if v.nbytes < _LARGE}))
         loose = 0 if "updates" in self.stored else len(self.update_clients)
-        for start in range(0, loose, _BLOCK):
-            rows = np.ascontiguousarray(self.update_rows[start : start + _BLOCK])
-            put(_updates(part, start).name, save({"rows": rows}))
+        for start in range(0, loose, _UPDATES_PER_FILE):
+            rows = np.ascontiguousarray(self.update_rows[start : start + _UPDATES_PER_FILE])
+            put(_updates_path(part, start).name, save({"rows": rows}))
         scalars = {name: value for name, value in self.tables.items() if not isinstance(value, list)}
         put("state.json", json.dumps({"state": state.values, "tables": clean(scalars)}).encode())
         return written
@@ -240,7 +240,7 @@ class Checkpoint:
         shards = Shards(path.parent / CLIENTS)
         try:
             history = {
-                name: _Written(**written).read(_table(path.parent, name))
+                name: _TablePart(**written).read(_table_path(path.parent, name))
                 for name, written in manifest["history"].items()
             }
             head = json.loads((path / "state.json").read_text())
@@ -252,7 +252,7 @@ class Checkpoint:
                     tensors[name.removesuffix(".npy")] = np.asarray(mapped)
             stored = {
                 name: Stored(shards, row_files, tensors.pop(f"{name}.at"))
-                for name, row_files in _told(manifest).items()
+                for name, row_files in _client_shards(manifest).items()
             }
         except Damaged:
             raise
@@ -322,7 +322,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class _Written:
+class _TablePart:
     """The part of a table's file that belongs to a checkpoint.
 
     Attributes:
@@ -334,25 +334,25 @@ class _Written:
     bytes: int = 0
     chain: str = ""
 
-    def extended(self, path: Path, rows: Sequence[Any]) -> _Written:
+    def extended(self, path: Path, rows: Sequence[Any]) -> _TablePart:
         """Extend the file to contain ``rows``, of which it already has the first ``lines``. Any other
         contents are removed; a damaged file is written again.
         """
         files.truncate(path, self.bytes)
-        lines = _lines(rows[self.lines :])
-        longer = self._followed(lines)
+        lines = _json_lines(rows[self.lines :])
+        longer = self._with_lines(lines)
         if self._is_intact(path, longer.bytes):
             if lines:
                 files.append(path, "".join(lines), durably=True)
             return longer
-        lines = _lines(rows)
+        lines = _json_lines(rows)
         files.write(path, lines)
-        return _Written()._followed(lines)
+        return _TablePart()._with_lines(lines)
 
-    def _followed(self, lines: Sequence[str]) -> _Written:
+    def _with_lines(self, lines: Sequence[str]) -> _TablePart:
         """This part with more lines."""
         added = sum(len(line.encode()) for line in lines)
-        return _Written(self.lines + len(lines), self.bytes + added, _chained(self.chain, lines))
+        return _TablePart(self.lines + len(lines), self.bytes + added, _chain_hash(self.chain, lines))
 
     def _is_intact(self, path: Path, size: int) -> bool:
         """Whether the file, which will have this size, holds what was written.
@@ -388,26 +388,26 @@ class _Written:
         except OSError as error:
             raise Damaged(f"{path}: cannot be read ({error.strerror})") from None
         lines = text.decode(errors="replace").splitlines(keepends=True)
-        if len(lines) != self.lines or _chained("", lines) != self.chain:
+        if len(lines) != self.lines or _chain_hash("", lines) != self.chain:
             raise Damaged(f"{path}: damaged (it is not what was written)")
         return lines
 
 
-def _lines(rows: Sequence[Any]) -> list[str]:
+def _json_lines(rows: Sequence[Any]) -> list[str]:
     return [json.dumps(clean(row)) + "\n" for row in rows]
 
 
-def _chained(chain: str, lines: Sequence[str]) -> str:
+def _chain_hash(chain: str, lines: Sequence[str]) -> str:
     for line in lines:
         chain = hashlib.sha256((chain + line).encode()).hexdigest()
     return chain
 
 
-def _table(folder: Path, name: str) -> Path:
+def _table_path(folder: Path, name: str) -> Path:
     return folder / "history" / f"{name}.jsonl"
 
 
-def _leaving(folder: Path, keep: int) -> Path | None:
+def _next_to_remove(folder: Path, keep: int) -> Path | None:
     """The checkpoint to remove once another one is complete; None if there are fewer than ``keep``."""
     paths = checkpoints(folder)
     return paths[-keep] if len(paths) >= keep else None
@@ -427,14 +427,16 @@ def _discard(path: Path, say: Callable[[str], None]) -> None:
         say(f"{path} cannot be removed: {error.why}; it is tried again at the next checkpoint")
 
 
-def _put(path: Path, content: Sequence[Any], before: Path | None, known: Mapping[str, Any]) -> dict[str, Any]:
+def _write_or_link(
+    path: Path, content: Sequence[Any], earlier: Path | None, earlier_files: Mapping[str, Any]
+) -> dict[str, Any]:
     """Write a file, or link to the file of this name in another checkpoint if it has the same contents.
 
     Args:
         path: of the file.
         content: its contents in pieces, as buffers.
-        before: the folder of the other checkpoint.
-        known: length and SHA-256 of the files in ``before``, by name.
+        earlier: the folder of the other checkpoint.
+        earlier_files: length and SHA-256 of the files in ``earlier``, by name.
 
     Returns:
         Length and SHA-256 of the file.
@@ -443,8 +445,8 @@ def _put(path: Path, content: Sequence[Any], before: Path | None, known: Mapping
     for piece in content:
         sha256.update(piece)
     entry = {"bytes": sum(memoryview(piece).nbytes for piece in content), "sha256": sha256.hexdigest()}
-    if before is not None and known.get(path.name) == entry:
-        old = before / path.name
+    if earlier is not None and earlier_files.get(path.name) == entry:
+        old = earlier / path.name
         try:
             same = digest(old) == entry
         except OSError:
@@ -461,16 +463,16 @@ def _manifest(path: Path) -> dict[str, Any] | None:
     """The manifest of a checkpoint; None if this version cannot read it."""
     try:
         manifest = _manifest_as_written(path)
-        valid = manifest["format"] in _READ and _is_sealed(manifest)
+        valid = manifest["format"] in _READABLE and _is_sealed(manifest)
         valid = valid and {"files", "history", "settings", "round"} <= set(manifest)
         valid = valid and all(isinstance(manifest[key], dict) for key in ("files", "history"))
-        _told(manifest)
+        _client_shards(manifest)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return dict(manifest) if valid else None
 
 
-def _told(manifest: Mapping[str, Any]) -> dict[str, tuple[Shard, ...]]:
+def _client_shards(manifest: Mapping[str, Any]) -> dict[str, tuple[Shard, ...]]:
     """The files of client rows that belong to a checkpoint, by kind (``states``, ``updates``)."""
     return {name: tuple(Shard(**e) for e in entries) for name, entries in manifest.get("clients", {}).items()}
 
@@ -500,7 +502,7 @@ def _refuse(path: Path) -> NoReturn:
         raise unreadable from None
     if not sealed:
         raise Damaged(f"{path}: damaged (manifest.json is not what was written)")
-    if number not in _READ:
+    if number not in _READABLE:
         raise OtherFormat(
             f"{path}: has format {number!r}, and this version of rayfl reads {_FORMATS}; resume with the "
             "version that wrote it (environment.json in the run directory says which), or begin a new run"
@@ -508,7 +510,7 @@ def _refuse(path: Path) -> NoReturn:
     raise unreadable
 
 
-def _updates(folder: Path, start: int) -> Path:
+def _updates_path(folder: Path, start: int) -> Path:
     """The name of the file that holds the updates from this position on."""
     return folder / f"updates-{start:07d}.safetensors"
 
@@ -517,10 +519,10 @@ def _read_updates(folder: Path, start: int, stop: int) -> NDArray[np.float32]:
     from safetensors import safe_open
 
     chunks = []
-    for first in range(start - start % _BLOCK, stop, _BLOCK):
-        with safe_open(_updates(folder, first), "numpy") as file:
+    for first in range(start - start % _UPDATES_PER_FILE, stop, _UPDATES_PER_FILE):
+        with safe_open(_updates_path(folder, first), "numpy") as file:
             rows = file.get_slice("rows")
-            chunks.append(rows[max(start - first, 0) : min(stop - first, _BLOCK)])
+            chunks.append(rows[max(start - first, 0) : min(stop - first, _UPDATES_PER_FILE)])
     return np.concatenate(chunks) if chunks else np.empty((0, 0), np.float32)
 
 
@@ -552,7 +554,7 @@ def collect(folder: Path, live: Collection[str] = (), shards: Shards | None = No
         shards.grown = False
         return
     manifests = [manifest for path in checkpoints(folder) if (manifest := _manifest(path)) is not None]
-    needed = [shard for manifest in manifests for some in _told(manifest).values() for shard in some]
+    needed = [shard for manifest in manifests for some in _client_shards(manifest).values() for shard in some]
     shards.collect({*(shard.name for shard in needed), *live})
 
 

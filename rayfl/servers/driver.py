@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 _MAX_LOSSES = 5
 """How often results may be lost between two checkpoints; each time the run goes back to the newest one."""
 
-_LOOK = 0.5
+_ACTIVITY_INTERVAL = 0.5
 """Seconds between two checks of which client actors are busy."""
 
 
@@ -99,15 +99,15 @@ class Driver:
         memory = config.execution.state_memory * total_memory()
         self.shards = Shards(run.path / "checkpoints" / CLIENTS, memory)
         self.servers.states, self.servers.updates = ClientStates(self.shards), ClientStates(self.shards)
-        self._nothing = self.servers.snapshot()
-        self.records = self._blank()
-        self._enter(0)
-        self._stored: dict[ClientReport | ServerTraining, Ref] = {}
+        self._first_snapshot = self.servers.snapshot()
+        self.records = self._new_records()
+        self._enter_stage(0)
+        self._prepared_refs: dict[ClientReport | ServerTraining, Ref] = {}
         self._coreset: tuple[int, Coreset, NDArray[np.int64]] | None = None
         self._seconds_before = 0.0
         self._begun = time.perf_counter()
 
-    def _enter(self, stage: int) -> None:
+    def _enter_stage(self, stage: int) -> None:
         """Switch to the clients and data of this stage."""
         self.stage = stage
         federation = self.stages[stage].federation
@@ -134,7 +134,7 @@ class Driver:
             return self._run(accepted)
         except DiskError:
             if self.run_dir.rounds_complete():
-                self._stopped()
+                self._report_stop()
             raise
 
     def _run(self, accepted: Callable[[], None]) -> dict[str, Any]:
@@ -173,29 +173,29 @@ class Driver:
                 state = previous
                 self.servers.restore(servers)
                 self.records.rollback(records)
-                self._stop(state, error)
+                self._save_before_stop(state, error)
                 raise
             if every and state.round % every == 0:
-                with self._undisturbed():
+                with self._deferring_stop():
                     self.checkpoint(state)
         return state
 
-    def _stop(self, state: ServerState, error: Exception) -> None:
+    def _save_before_stop(self, state: ServerState, error: Exception) -> None:
         """Write a checkpoint if possible, and say how to resume."""
         if not state.round and isinstance(error, ConfigError | DataError):
             return  # refused before anything was trained
         self.backend.hurry()
         try:
-            with self._undisturbed():
+            with self._deferring_stop():
                 self._client_facts(state, self.checkpoint(state))
                 self.records.write_tables(state)
         except DiskError as full:
             self.emit(Note(f"no checkpoint after {state.round} rounds: {full}"))
         if not isinstance(error, DiskError):  # ``run`` documents these, wherever they come from
-            self._stopped()
+            self._report_stop()
 
     @contextlib.contextmanager
-    def _undisturbed(self) -> Iterator[None]:
+    def _deferring_stop(self) -> Iterator[None]:
         """Defer a request to stop until the end of this context."""
         tick, self.backend.tick = self.backend.tick, lambda: None
         try:
@@ -203,7 +203,7 @@ class Driver:
         finally:
             self.backend.tick = tick
 
-    def _stopped(self) -> None:
+    def _report_stop(self) -> None:
         """Report how many rounds are in a checkpoint, and how to resume."""
         paths = checkpoints(self.run_dir.path / "checkpoints")
         rounds = round_of(paths[-1]) if paths else 0
@@ -212,10 +212,10 @@ class Driver:
     def _go_back(self, error: ResultsLost) -> ServerState:
         """Go back to the newest checkpoint, or to the start; the rounds after it are repeated."""
         self.backend.forget()
-        self.records, self._coreset = self._blank(), None
-        self.servers.restore(self._nothing)
-        self._nothing = self.servers.snapshot()
-        self._enter(0)
+        self.records, self._coreset = self._new_records(), None
+        self.servers.restore(self._first_snapshot)
+        self._first_snapshot = self.servers.snapshot()
+        self._enter_stage(0)
         seconds = self._seconds()  # the time of repeated rounds counts too
         self._begun = time.perf_counter()
         self.emit(Note(f"{error}: going back to the last checkpoint"))
@@ -224,12 +224,12 @@ class Driver:
         self.records.start()
         return state
 
-    def _blank(self) -> Records:
+    def _new_records(self) -> Records:
         federation, tests = self.stages[0].federation, self.config.evaluation
-        return Records(self.run_dir, federation, self._tests_on, tests.local, self.config.loss)
+        return Records(self.run_dir, federation, self._test_data, tests.local, self.config.loss)
 
     @property
-    def _tests_on(self) -> tuple[TestedOn, ...]:
+    def _test_data(self) -> tuple[TestedOn, ...]:
         """The data that clients are tested on."""
         settings = self.config.evaluation
         held_out = any(stage.federation.validation.sizes.any() for stage in self.stages)
@@ -324,14 +324,14 @@ class Driver:
             )
         )
         # The events of the next round have not happened yet.
-        self._enter(stage_of(self.stages, saved.state.round - 1))
+        self._enter_stage(stage_of(self.stages, saved.state.round - 1))
         self.records.restore(saved.arrays, saved.tables)
         self._seconds_before = float(saved.tables["seconds"])
         text = f"resuming: {saved.state.round} of {self.config.rounds} rounds are complete"
         self.emit(Note(text))
         return saved.state
 
-    def _settings(self) -> dict[str, Any]:
+    def _fixed_settings(self) -> dict[str, Any]:
         """The settings that determine the results and so must not change when a run is resumed."""
         settings = self.config.to_dict()
         settings["training"]["engine"] = self.host.engine
@@ -339,13 +339,13 @@ class Driver:
         fixed = {name: value for name, value in settings.items() if name not in CHANGEABLE}
         return {**fixed, "execution": block_settings}
 
-    def _check_settings(self, before: Mapping[str, Any]) -> None:
+    def _check_settings(self, saved: Mapping[str, Any]) -> None:
         """Refuse to resume with settings that differ from those of the start.
 
         A relative path, as stored by earlier versions, equals its absolute path.
         """
-        for name, was in _leaves(before):
-            now: Any = self._settings()
+        for name, was in _leaves(saved):
+            now: Any = self._fixed_settings()
             for key in name.split("."):
                 now = now.get(key, was) if isinstance(now, dict) else was
             if clean(now) != was and not (isinstance(was, str) and now == str(Path(was).absolute())):
@@ -358,7 +358,7 @@ class Driver:
     def round(self, state: ServerState) -> ServerState:
         """One local round in every cluster: events, clusters, plan, training, mixing, tests, records."""
         start_time, algorithm = time.perf_counter(), self.algorithm
-        state = self._events(state)
+        state = self._apply_events(state)
         clients = self._queries(state)
         regrouping = hooks.regrouping(algorithm, "recluster", algorithm.recluster(self.setup, state, clients))
         state = self._regroup(state, regrouping)
@@ -368,7 +368,7 @@ class Driver:
         this_round = self._round_of(state, plan)
         former_models = list(self.servers.models)
         report = train(self.servers, this_round, self._progress(state.round))
-        self._account(state, plan, this_round, report)
+        self._record_traffic(state, plan, this_round, report)
         delivered = ~np.isin(plan.cohort, list(report.failures))
         local_scores = {on: score.take(np.flatnonzero(delivered)) for on, score in report.scores.items()}
         self.records.trained(state.round, plan.cohort[delivered], local_scores)
@@ -457,7 +457,7 @@ class Driver:
             order=self.config.order,
             aggregation=self.config.aggregation,
             assignment=state.assignment,
-            reports={name: self._asked(r) for name, r in client_reports.items()},
+            reports={name: self._asked_report(r) for name, r in client_reports.items()},
             updates=algorithm.keeps_updates,
             test=self._local_test(state),
         )
@@ -467,28 +467,28 @@ class Driver:
         if not self.config.evaluation.local:
             return None
         adaptation = self.algorithm.adaptation(self.setup, state)
-        return LocalTest(self._tests_on, self.servers.batch_size, adaptation)
+        return LocalTest(self._test_data, self.servers.batch_size, adaptation)
 
-    def _asked(self, report: ClientReport) -> AskedReport:
+    def _asked_report(self, report: ClientReport) -> AskedReport:
         """A report, with its prepared form by reference."""
         return AskedReport(report, self._prepared(report))
 
     def _prepared(self, part: ClientReport | ServerTraining) -> Ref:
         """The prepared form by reference, stored once: most parts are the same in every round."""
-        if part not in self._stored:
+        if part not in self._prepared_refs:
             prepared = part.prepare(self.federation.samples, self.config.seed)
-            self._stored[part] = self.backend.put(prepared)
-        return self._stored[part]
+            self._prepared_refs[part] = self.backend.put(prepared)
+        return self._prepared_refs[part]
 
     def _queries(self, state: ServerState, stage: int | None = None) -> ClientQueries:
         """The queries that the algorithm may make now, or would make in a later stage."""
         stages = self.stages[: (self.stage if stage is None else stage) + 1]
-        return ClientQueries(self.config, self.servers, stages, state, self._sent, self._note)
+        return ClientQueries(self.config, self.servers, stages, state, self._record_transfer, self._note)
 
     def _note(self, text: str) -> None:
         self.emit(Note(text))
 
-    def _sent(self, transfer: Transfer) -> None:
+    def _record_transfer(self, transfer: Transfer) -> None:
         """Record what clients sent; label histograms only once per stage, also in a resumed run."""
         if transfer.kind == HISTOGRAM:
             stage_start, transfers = self.stages[self.stage].round, self.records.ledger.transfers
@@ -496,10 +496,10 @@ class Driver:
                 return
         self.records.transfer(transfer)
 
-    def _events(self, state: ServerState) -> ServerState:
+    def _apply_events(self, state: ServerState) -> ServerState:
         """Apply the events before this round: clients that join, leave or change."""
         for number in range(self.stage + 1, stage_of(self.stages, state.round) + 1):
-            self._enter(number)
+            self._enter_stage(number)
             self.records.entered()
             stage, clients = self.stages[number], self._queries(state)
             text = ", ".join(
@@ -511,13 +511,13 @@ class Driver:
             # Clients with new data first: newcomers are compared with the current data.
             if len(stage.drifted):
                 drifted = self.algorithm.drift(self.setup, state, stage.drifted, clients)
-                state = self._taken(state, hooks.moved(self.algorithm, "drift", drifted))
+                state = self._adopt(state, hooks.moved(self.algorithm, "drift", drifted))
             if len(stage.joined):
                 joined = self.algorithm.join(self.setup, state, stage.joined, clients)
-                state = self._taken(state, hooks.moved(self.algorithm, "join", joined))
+                state = self._adopt(state, hooks.moved(self.algorithm, "join", joined))
         return state
 
-    def _taken(
+    def _adopt(
         self, state: ServerState, outcome: ServerState | Regrouping, after: bool = False
     ) -> ServerState:
         return self._regroup(state, outcome, after) if isinstance(outcome, Regrouping) else outcome
@@ -527,7 +527,7 @@ class Driver:
 
         def progress(done: int, tasks: Sequence[Task], last: Done) -> None:
             nonlocal activity, looked
-            if time.monotonic() - looked > _LOOK:
+            if time.monotonic() - looked > _ACTIVITY_INTERVAL:
                 activity, looked = self.backend.activity(), time.monotonic()
             clients, report = tasks[last.task].job.clients, last.report
             self.emit(
@@ -575,7 +575,7 @@ class Driver:
         """Test clients, if a test is due; clients that choose their models do so first."""
         if state.round % self.config.evaluation.every and state.round != self.config.rounds:
             return state, {}
-        who, weights = self._tested(state)
+        who, weights = self._tested_clients(state)
         if self.algorithm.selects:
             state = hooks.select(self.algorithm, self.setup, state, who, self._queries(state))
             self.records.selection(state)
@@ -587,17 +587,19 @@ class Driver:
     ) -> Scores:
         """Test clients ``(n,)`` with their models, if ``epochs`` is given after fine-tuning."""
         models = self._tested_with(state)
-        adapting = self._adapting(state, this_round, epochs)
+        adapting = self._adaptation_round(state, this_round, epochs)
         if adapting is not None:
             tolerate = self.config.execution.tolerate_failures
-            adapted = testing.adapt(self.servers, adapting, who, models[who], self._tests_on, tolerate)
+            adapted = testing.adapt(self.servers, adapting, who, models[who], self._test_data, tolerate)
             for client, text in sorted(adapted.failures.items()):
                 self._remark(state.round - 1, [client], unadapted(text))
             return adapted.scores
         personal, local = this_round.work.personal, this_round.local
-        return {on: testing.evaluate(self.servers, models, personal, local, who, on) for on in self._tests_on}
+        return {
+            on: testing.evaluate(self.servers, models, personal, local, who, on) for on in self._test_data
+        }
 
-    def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+    def _tested_clients(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         """The clients to test, and the share of all clients that each represents; None if all are tested."""
         present, sample_size = self.setup.present, self.config.evaluation.coreset
         if sample_size is None or sample_size >= len(present) or state.round == self.config.rounds:
@@ -616,7 +618,9 @@ class Driver:
         self.records.tested_with(models if models is not state.assignment else None)
         return models
 
-    def _adapting(self, state: ServerState, this_round: Round, epochs: int | None = None) -> Round | None:
+    def _adaptation_round(
+        self, state: ServerState, this_round: Round, epochs: int | None = None
+    ) -> Round | None:
         """How clients adapt their models before a test; None if they do not.
 
         Args:
@@ -664,7 +668,7 @@ class Driver:
                 f"{len(present)} of the clients 0 to {self.setup.clients - 1} were"
             )
         this_round, models = self._last_round(state), self._tested_with(state)
-        adapting = self._adapting(
+        adapting = self._adaptation_round(
             state, this_round, self.config.evaluation.finetune_epochs if finetuned else None
         )
         block_size = self.servers.blocks.size(len(present))
@@ -678,7 +682,7 @@ class Driver:
                 rows = testing.adapted_models(self.servers, adapting, present, models[present], ids)
             yield from zip(ids.tolist(), rows, strict=True)
 
-    def _account(self, state: ServerState, plan: Plan, this_round: Round, report: RoundReport) -> None:
+    def _record_traffic(self, state: ServerState, plan: Plan, this_round: Round, report: RoundReport) -> None:
         """Record the round's model traffic in the ledger."""
         extra_downloads = self.algorithm.downloads(self.setup, state, plan) - len(plan.cohort)
         down = report.bytes_down + 4 * extra_downloads * length(
@@ -716,7 +720,7 @@ class Driver:
             update_rows=update_rows,
             arrays=arrays,
             tables={**tables, "seconds": self._seconds()},
-            settings=self._settings(),
+            settings=self._fixed_settings(),
             stored={name: where for name, where in stored.items() if where is not None},
         )
         folder, keep = self.run_dir.path / "checkpoints", self.config.output.keep_checkpoints
@@ -751,12 +755,12 @@ class Driver:
 
     def _finish(self, state: ServerState) -> dict[str, Any]:
         """Write the last checkpoint and all that follows it; returns the summary."""
-        with self._undisturbed():
+        with self._deferring_stop():
             checkpoint = self.checkpoint(state)
         try:
             return self._conclude(state, checkpoint)
         except Interrupted:  # while clients adapt; all rounds are in the checkpoint
-            self._stopped()
+            self._report_stop()
             raise
 
     def _conclude(self, state: ServerState, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -810,12 +814,12 @@ class Driver:
         """
         if self.stages[-1].round < state.round:
             return state, {}
-        self._enter(len(self.stages) - 1)
+        self._enter_stage(len(self.stages) - 1)
         newcomers, transfers = self.stages[-1].joined, list[Transfer]()
         self.emit(Note(f"after round {state.round}: {counted(len(newcomers), 'client')} join"))
         clients = ClientQueries(self.config, self.servers, self.stages, state, transfers.append, self._note)
         joined = self.algorithm.join(self.setup, state, newcomers, clients)
-        state = self._taken(state, hooks.moved(self.algorithm, "join", joined), after=True)
+        state = self._adopt(state, hooks.moved(self.algorithm, "join", joined), after=True)
         last_round, epochs = self._last_round(state), self.config.evaluation.finetune_epochs
         tests: dict[Tested, Scores] = {"served": self._scores(state, last_round, newcomers)}
         if epochs:
@@ -828,13 +832,13 @@ class Driver:
         return self._round_of(replace(state, round=max(0, state.round - 1)), Plan.nobody())
 
 
-def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """All settings of nested sections, as dotted names and values."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{name}.")
+            yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{above}{name}", value
+            yield f"{prefix}{name}", value
 
 
 def tensors_of(spec: ModelSpec, vector: NDArray[np.float32]) -> dict[str, torch.Tensor]:

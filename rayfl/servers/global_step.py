@@ -45,8 +45,8 @@ def share(
     uploads = {row: fact.common for row, fact in facts.items()}
     gathered = servers.gathered.copy()
     for layer, (segments, groups) in enumerate(step.layers):
-        size, numbers = 4 * length(segments), _numbers(segments)
-        places = np.searchsorted(_numbers(sent), numbers)
+        size, numbers = 4 * length(segments), _parameter_indices(segments)
+        places = np.searchsorted(_parameter_indices(sent), numbers)
         for group in np.unique(groups[step.due]):
             rows = np.flatnonzero(step.due & (groups == group))
             weights = gathered[layer, rows] if step.weights is None else step.weights[rows, None]
@@ -98,6 +98,6 @@ def union(step: GlobalStep) -> Segments:
     return tuple(sorted(segment for segments, _ in step.layers for segment in segments))
 
 
-def _numbers(segments: Segments) -> NDArray[np.int64]:
+def _parameter_indices(segments: Segments) -> NDArray[np.int64]:
     """The indices of the parameters that the ranges cover, ascending."""
     return np.concatenate([np.arange(a, b) for a, b in segments])

@@ -40,11 +40,11 @@ def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
     """
     where = f"{algorithm.name}.begin"
     state = returned(where, algorithm.begin(setup), ServerState)
-    _check(where, "assignment", state.assignment, setup.clients, state.models)
-    return _fixed(state)
+    _check_integers(where, "assignment", state.assignment, setup.clients, state.models)
+    return _read_only(state)
 
 
-def _fixed(state: Any) -> Any:
+def _read_only(state: Any) -> Any:
     """Make the arrays in a state's fields read-only, and return the state. Results computed from an array are
     cached for that array, so a method that changed it in place would be tested with old models.
     """
@@ -75,7 +75,7 @@ def cohort(
         raise ConfigError(where, f"there is no client {absent} now", "take some of setup.present")
     if (np.diff(ids) <= 0).any():
         raise ConfigError(where, "the ids are not ascending", "return np.unique(ids)")
-    _fixed(result[0])
+    _read_only(result[0])
     return result
 
 
@@ -88,9 +88,9 @@ def plan(algorithm: Algorithm[Any], setup: Setup, state: Any, cohort: NDArray[np
     """
     where = f"{algorithm.name}.plan"
     cohort_plan = returned(where, algorithm.plan(setup, state, cohort), Plan)
-    _check(where, "cohort", cohort_plan.cohort, None, setup.clients)
+    _check_integers(where, "cohort", cohort_plan.cohort, None, setup.clients)
     count = len(cohort_plan.cohort)
-    _check(where, "group", cohort_plan.group, count, state.models)
+    _check_integers(where, "group", cohort_plan.group, count, state.models)
     _check_served(where, "start", cohort_plan.start, np.arange(count), (count, state.models))
     if sp.issparse(cohort_plan.start) and setup.local.server_size(setup.spec):
         what = f"clients start from mixtures, and {setup.local.name} keeps a vector beside each model"
@@ -107,26 +107,26 @@ def select(
         ConfigError: if it is not a state.
     """
     next_state = algorithm.select(setup, state, who, clients)
-    return _fixed(returned(f"{algorithm.name}.select", next_state, ServerState))
+    return _read_only(returned(f"{algorithm.name}.select", next_state, ServerState))
 
 
-def moved(algorithm: Algorithm[Any], hook: str, found: Any) -> ServerState | Regrouping[Any]:
+def moved(algorithm: Algorithm[Any], hook: str, outcome: Any) -> ServerState | Regrouping[Any]:
     """What ``join`` or ``drift`` has returned.
 
     Raises:
         ConfigError: if it is neither a state nor new clusters.
     """
-    found = returned(f"{algorithm.name}.{hook}", found, ServerState, Regrouping)
-    return found if isinstance(found, Regrouping) else _fixed(found)
+    outcome = returned(f"{algorithm.name}.{hook}", outcome, ServerState, Regrouping)
+    return outcome if isinstance(outcome, Regrouping) else _read_only(outcome)
 
 
-def regrouping(algorithm: Algorithm[Any], hook: str, found: Any) -> Regrouping[Any] | None:
+def regrouping(algorithm: Algorithm[Any], hook: str, outcome: Any) -> Regrouping[Any] | None:
     """What ``recluster`` or ``split`` has returned.
 
     Raises:
         ConfigError: if it is neither new clusters nor None.
     """
-    return None if found is None else returned(f"{algorithm.name}.{hook}", found, Regrouping)
+    return None if outcome is None else returned(f"{algorithm.name}.{hook}", outcome, Regrouping)
 
 
 def work(algorithm: Algorithm[Any], setup: Setup, state: Any) -> LocalWork:
@@ -202,7 +202,7 @@ def end(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, report:
     if next_state.round != state.round + 1:
         what = f"returned a state with round={next_state.round} after round {state.round}"
         raise ConfigError(where, what, f"expected round={state.round + 1}; return super().end(...)")
-    return _fixed(next_state)
+    return _read_only(next_state)
 
 
 def tested_with(algorithm: Algorithm[Any], setup: Setup, state: Any, clients: Clients) -> Served:
@@ -221,7 +221,7 @@ def _check_served(
 ) -> None:
     """Check the type and shape of models or mixtures, and that ``rows`` of mixtures have a positive sum."""
     if not sp.issparse(served):
-        _check(where, name, served, *shape)
+        _check_integers(where, name, served, *shape)
         return
     if not isinstance(served, sp.csr_array) or served.shape != shape:
         raise ConfigError(
@@ -234,7 +234,7 @@ def _check_served(
         raise ConfigError(where, f"row {empty[0]} of {name} has no shares", "expected a positive sum")
 
 
-def _check(where: str, name: str, values: Any, count: int | None, below: int) -> None:
+def _check_integers(where: str, name: str, values: Any, count: int | None, below: int) -> None:
     """Check that an array has integers from 0 to ``below - 1`` and the required length."""
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
         raise ConfigError(where, f"{name} is {type_of(values)}", "expected integers, one for each client")

@@ -185,7 +185,9 @@ class LocalServer:
         """See :class:`ReduceJob`."""
         partials = [value for (kind, _), value in objects.items() if kind == "sum"]
         row = reduced_row([*partials, *job.still], _length(job.shared))
-        next_model = _Next(job, objects[MODEL], row, _own_step(job.optimizer, objects, 0, job.model, 0))
+        next_model = _NextModel(
+            job, objects[MODEL], row, _model_step(job.optimizer, objects, 0, job.model, 0)
+        )
 
         def take(number: int, place: slice) -> None:
             next_model.take(place, row.piece(number, place))
@@ -203,9 +205,9 @@ class LocalServer:
         blocks = [objects["rows", block] for block in job.blocks]
         if job.rule is not None:
             return self._by_rule(job, job.rule, objects, blocks)
-        product = _Product(job, blocks)
+        product = _ProductRows(job, blocks)
         models = [
-            _Next(job, objects["model", k], row, _own_step(job.optimizer, objects, place, k, k))
+            _NextModel(job, objects["model", k], row, _model_step(job.optimizer, objects, place, k, k))
             for place, (k, row) in enumerate(zip(job.models, product.rows(), strict=True))
         ]
 
@@ -215,27 +217,27 @@ class LocalServer:
                     model.take(place, total)
 
         every_place(_places(job.shared), take)
-        return self._next(job, models)
+        return self._answer(job, models)
 
     def _by_rule(
         self, job: CombineJob, rule: Aggregation, objects: Objects, blocks: Sequence[NDArray[np.float32]]
     ) -> Answer:
         """As :meth:`combine`, by an aggregation rule: one model at a time, so that few rows are in memory."""
         models = []
-        for place, k in enumerate(job.models):
+        for index, k in enumerate(job.models):
             old = objects["model", k]
-            ruled = _Ruled(job, rule, [part[[place]] for part in job.weights], blocks, old)
-            model = _Next(job, old, ruled.row, _own_step(job.optimizer, objects, place, k, k))
+            ruled = _RuledRow(job, rule, [part[[index]] for part in job.weights], blocks, old)
+            model = _NextModel(job, old, ruled.row, _model_step(job.optimizer, objects, index, k, k))
 
-            def put(number: int, piece: slice, ruled: _Ruled = ruled, model: _Next = model) -> None:
+            def put(number: int, piece: slice, ruled: _RuledRow = ruled, model: _NextModel = model) -> None:
                 model.put(piece, ruled.piece(piece))
 
             if model.trained:
                 every_place(_places(job.shared), put)
             models.append(model)
-        return self._next(job, models)
+        return self._answer(job, models)
 
-    def _next(self, job: CombineJob, models: Sequence[_Next]) -> Answer:
+    def _answer(self, job: CombineJob, models: Sequence[_NextModel]) -> Answer:
         outputs: dict[Key, Any] = {}
         facts: dict[int, Reduced] = {}
         for k, model in zip(job.models, models, strict=True):
@@ -244,13 +246,14 @@ class LocalServer:
 
     def upload(self, common: Segments, objects: Objects) -> Answer:
         """What an LPS sends to the GPS in a round in which it has trained nothing: its model's parameters."""
-        return Answer(None, {VALUES: Partial(_take(objects[MODEL].astype(np.float64), common), 0.0)})
+        return Answer(None, {VALUES: Partial(_take_segments(objects[MODEL].astype(np.float64), common), 0.0)})
 
     def install(self, common: Segments, objects: Objects) -> Answer:
         """Put the common layers that the GPS broadcasts into a cluster's model."""
         new, values = np.array(objects[MODEL]), objects[VALUES]
-        old = _take(objects[MODEL], common)
-        _put(new, common, np.where(np.isnan(values), old, values))  # NaN: no client kept this parameter
+        old = _take_segments(objects[MODEL], common)
+        # NaN: no client kept this parameter
+        _put_segments(new, common, np.where(np.isnan(values), old, values))
         return Answer(None, {MODEL: new})
 
 
@@ -275,7 +278,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class _Sums(Row):
+class _SummedRow(Row):
     """A row from the blocks' partial sums, added in this order, not in the order of arrival; all except the
     running statistics are multiplied by ``scale``."""
 
@@ -292,7 +295,7 @@ class _Sums(Row):
         return total
 
 
-def reduced_row(partials: Sequence[Partial], size: int) -> _Sums:
+def reduced_row(partials: Sequence[Partial], size: int) -> _SummedRow:
     """A row of ``size`` numbers from the blocks' partial sums."""
     weight: Weight = 0.0
     for partial in partials:
@@ -304,47 +307,52 @@ def reduced_row(partials: Sequence[Partial], size: int) -> _Sums:
         rest = float(weight) * (1 - scale)  # a scalar: no client leaves parameters out
         keep, clients, weight = keep + rest, clients + rest, weight * scale
     trained = bool(np.any(weight)) or any(partial.elsewhere for partial in partials)
-    return _Sums(weight, keep, keep - clients, partials[0].statistics, trained, partials, scale, size)
+    return _SummedRow(weight, keep, keep - clients, partials[0].statistics, trained, partials, scale, size)
 
 
-class _Product:
+class _ProductRows:
     """Rows of ``A W`` from the trained rows of their blocks, each ``(B, S)``."""
 
     def __init__(self, job: CombineJob, blocks: Sequence[NDArray[np.float32]]) -> None:
         self._job = job
-        self._counted, self._rows = _delivered(job.weights, blocks)
+        self._weights, self._rows = _nonzero_rows(job.weights, blocks)
         count = len(job.models)
-        self._last: NDArray[np.float64] = np.zeros((count, 0))  # running statistics have other weights
-        self._clients: NDArray[np.float64] = np.zeros(count)
+        # Running statistics have other weights.
+        self._statistic_sums: NDArray[np.float64] = np.zeros((count, 0))
+        self._clients_keep: NDArray[np.float64] = np.zeros(count)
         if job.kept is not None and job.statistics:
             total_weights = [w + k for w, k in zip(job.weights, job.kept, strict=True)]
-            counts, rows = _delivered(total_weights, blocks, job.weights)
-            self._last = counts @ _columns(rows, slice(_length(job.shared) - job.statistics, None))
-            self._clients = sum((k.sum(axis=1) for k in job.kept), self._clients)
-        self._end = _length(job.shared) - self._last.shape[1]
+            counts, rows = _nonzero_rows(total_weights, blocks, job.weights)
+            self._statistic_sums = counts @ _columns(rows, slice(_length(job.shared) - job.statistics, None))
+            self._clients_keep = sum((k.sum(axis=1) for k in job.kept), self._clients_keep)
+        self._statistics_start = _length(job.shared) - self._statistic_sums.shape[1]
 
     def rows(self) -> list[Row]:
         """The weights of the rows, which are known before the sums."""
         keep, statistics = self._job.keep, self._job.statistics
         return [
             Row(float(weight), float(kept), float(kept - clients_keep), statistics, bool(weight))
-            for weight, kept, clients_keep in zip(self._counted.sum(axis=1), keep, self._clients, strict=True)
+            for weight, kept, clients_keep in zip(
+                self._weights.sum(axis=1), keep, self._clients_keep, strict=True
+            )
         ]
 
     def piece(self, place: slice) -> NDArray[np.float64]:
         """The sums of all rows at a place ``(R, ...)``."""
         total = np.empty((len(self._job.models), place.stop - place.start))
-        for first in range(place.start, min(place.stop, self._end), _COLUMNS):
-            last = min(first + _COLUMNS, place.stop, self._end)
-            product = self._counted @ _columns(self._rows, slice(first, last))
+        for first in range(place.start, min(place.stop, self._statistics_start), _COLUMNS):
+            last = min(first + _COLUMNS, place.stop, self._statistics_start)
+            product = self._weights @ _columns(self._rows, slice(first, last))
             total[:, first - place.start : last - place.start] = product
-        if place.stop > self._end:
-            first = max(place.start, self._end)
-            total[:, first - place.start :] = self._last[:, first - self._end : place.stop - self._end]
+        if place.stop > self._statistics_start:
+            first = max(place.start, self._statistics_start)
+            total[:, first - place.start :] = self._statistic_sums[
+                :, first - self._statistics_start : place.stop - self._statistics_start
+            ]
         return total
 
 
-class _Ruled:
+class _RuledRow:
     """A row by an aggregation rule, from the trained rows of the clients that have a nonzero weight in it.
 
     Args:
@@ -366,12 +374,12 @@ class _Ruled:
         blocks: Sequence[NDArray[np.float32]],
         model: NDArray[np.float32],
     ) -> None:
-        counted, self._rows = _delivered(weights, blocks)
+        counted, self._rows = _nonzero_rows(weights, blocks)
         weight = float(counted.sum())
         self.row = Row(weight, 0.0, 0.0, job.statistics, bool(weight))
-        self._rule, self._updates, self._old = rule, job.updates, _take(model, job.shared)
-        self._end = len(self._old) - job.statistics  # running statistics begin there
-        self._weights, self._kept = counted[0], 0.0
+        self._rule, self._updates, self._old = rule, job.updates, _take_segments(model, job.shared)
+        self._statistics_start = len(self._old) - job.statistics  # running statistics begin there
+        self._weights, self._keep = counted[0], 0.0
         if rule.reweighs and len(self._weights):
             self._reweigh()
 
@@ -379,11 +387,11 @@ class _Ruled:
         """The first stage of the rule: replace the weights, and keep only rows with a nonzero weight."""
         gram, weights = self._gram(), np.zeros(len(self._weights))
         finite = np.isfinite(gram.diagonal())
-        finite &= np.isfinite(_columns(self._rows, slice(self._end, None))).all(axis=1)
+        finite &= np.isfinite(_columns(self._rows, slice(self._statistics_start, None))).all(axis=1)
         if not finite.any():  # the result is not finite, like that of a mean
             return
         reweighed = self._rule.reweigh(gram[np.ix_(finite, finite)], self._weights[finite])
-        weights[finite], self._kept = _checked_weights(self._rule, reweighed, int(finite.sum()))
+        weights[finite], self._keep = _checked_weights(self._rule, reweighed, int(finite.sum()))
         used = np.flatnonzero(weights)
         row_views = [view[i : i + 1] for view in self._rows for i in range(len(view))]
         self._weights, self._rows = weights[used], [row_views[i] for i in used.tolist()]
@@ -396,7 +404,7 @@ class _Ruled:
 
         def of_piece(start: int) -> NDArray[np.float64]:
             total = np.zeros((len(self._weights), len(self._weights)))
-            for part in _parts(slice(start, min(start + PIECE, self._end))):
+            for part in _parts(slice(start, min(start + PIECE, self._statistics_start))):
                 updates = _columns(self._rows, part)
                 if not self._updates:
                     updates -= self._old[part]
@@ -405,7 +413,7 @@ class _Ruled:
             return total
 
         gram = np.zeros((len(self._weights), len(self._weights)))
-        starts, together = range(0, self._end, PIECE), _threads(self._end)
+        starts, together = range(0, self._statistics_start, PIECE), _thread_count(self._statistics_start)
         with one_thread(), ThreadPoolExecutor(together) as threads:
             for first in range(0, len(starts), together):  # so that few products wait to be added
                 for product in threads.map(of_piece, starts[first : first + together]):
@@ -424,10 +432,10 @@ class _Ruled:
 
     def _combined(self, place: slice) -> NDArray[np.float64]:
         values, old = _columns(self._rows, place), self._old[place].astype(np.float64)
-        statistics = max(0, self._end - place.start)  # where they begin
+        statistics = max(0, self._statistics_start - place.start)  # where they begin
         if self._updates:
             values[:, :statistics] += old[:statistics]
-        least, most = _range(values[:, statistics:], old[statistics:])
+        least, most = _min_max(values[:, statistics:], old[statistics:])
         with np.errstate(over="ignore", invalid="ignore"):
             combined = np.array(self._rule.combine(values, self._weights, old))
         if combined.shape != old.shape or combined.dtype.kind != "f":
@@ -436,9 +444,9 @@ class _Ruled:
         if not np.isfinite(combined).all() and np.isfinite(values).all() and np.isfinite(old).all():
             what = "returned numbers that are not finite, of numbers that are"
             raise ConfigError(f"{self._rule.name}.combine", what)
-        if self._kept:
+        if self._keep:
             weight = float(self._weights.sum())
-            combined = (weight * combined + self._kept * old) / (weight + self._kept)
+            combined = (weight * combined + self._keep * old) / (weight + self._keep)
         combined[statistics:] = np.clip(combined[statistics:], least, most)
         return combined
 
@@ -449,23 +457,23 @@ def _parts(place: slice) -> Iterator[slice]:
         yield slice(first, min(first + _COLUMNS, place.stop))
 
 
-def _range(
+def _min_max(
     values: NDArray[np.float64], old: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The minimum and maximum of the clients' and the old values, ignoring NaN."""
     return np.fmin(np.fmin.reduce(values, axis=0), old), np.fmax(np.fmax.reduce(values, axis=0), old)
 
 
-def _checked_weights(rule: Aggregation, found: Any, count: int) -> tuple[NDArray[np.float64], float]:
+def _checked_weights(rule: Aggregation, returned: Any, count: int) -> tuple[NDArray[np.float64], float]:
     """Check what a rule's first stage returned: weights of ``count`` clients, and that of the old model.
 
     Raises:
         ConfigError: if these have another type or shape, or are no valid weights.
     """
     where, expected = f"{rule.name}.reweigh", f"expected weights ({count},) and that of the old model"
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise ConfigError(where, f"returned {type_of(found)}", expected)
-    weights, keep = np.asarray(found[0], np.float64), float(found[1])
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise ConfigError(where, f"returned {type_of(returned)}", expected)
+    weights, keep = np.asarray(returned[0], np.float64), float(returned[1])
     if weights.shape != (count,):
         raise ConfigError(where, f"returned weights of shape {weights.shape}", expected)
     total = float(weights.sum()) + keep
@@ -474,7 +482,7 @@ def _checked_weights(rule: Aggregation, found: Any, count: int) -> tuple[NDArray
     return weights, keep
 
 
-def _threads(size: int) -> int:
+def _thread_count(size: int) -> int:
     """How many threads work on a vector of this size."""
     return 1 if size < LARGE else min(_THREADS, os.cpu_count() or 1)
 
@@ -496,7 +504,7 @@ def every_place(places: Sequence[slice], do: Callable[[int, slice], None]) -> No
         for number, place in enumerate(places):
             do(number, place)
         return
-    with ThreadPoolExecutor(_threads(size)) as threads:
+    with ThreadPoolExecutor(_thread_count(size)) as threads:
         list(threads.map(do, range(len(places)), places))
 
 
@@ -511,7 +519,7 @@ def accumulated(
     return new
 
 
-def _delivered(
+def _nonzero_rows(
     weights: Sequence[NDArray[np.float64]],
     blocks: Sequence[NDArray[np.float32]],
     by: Sequence[NDArray[np.float64]] | None = None,
@@ -535,7 +543,7 @@ def _columns(rows: Sequence[NDArray[np.float32]], piece: slice) -> NDArray[np.fl
     return np.concatenate([view[:, piece] for view in rows], dtype=np.float64)
 
 
-class _OwnStep(NamedTuple):
+class _ModelStep(NamedTuple):
     """A server step for one model: number of participants, number of members, the model's index, and the
     memory ``(V, n)``.
     """
@@ -547,17 +555,17 @@ class _OwnStep(NamedTuple):
     memory: NDArray[np.float64] | None
 
 
-def _own_step(
-    optimizer: Optimizer | None, objects: Objects, place: int, model: int, memory: int
-) -> _OwnStep | None:
-    """The server step of the model at ``place`` in the optimizer; its memory has the number ``memory``."""
+def _model_step(
+    optimizer: Optimizer | None, objects: Objects, index: int, model: int, memory_number: int
+) -> _ModelStep | None:
+    """The server step of the model at ``index`` in the optimizer, with the memory ``memory_number``."""
     if optimizer is None:
         return None
-    clients, members = int(optimizer.clients[place]), int(optimizer.members[place])
-    return _OwnStep(optimizer.step, clients, members, model, objects.get(("memory", memory)))
+    clients, members = int(optimizer.clients[index]), int(optimizer.members[index])
+    return _ModelStep(optimizer.step, clients, members, model, objects.get(("memory", memory_number)))
 
 
-class _Next:
+class _NextModel:
     """A model of the next round, built from the pieces of its row. Parameters with zero weight keep their old
     values.
 
@@ -575,28 +583,28 @@ class _Next:
     """
 
     def __init__(
-        self, job: ReduceJob | CombineJob, model: NDArray[np.float32], row: Row, own: _OwnStep | None
+        self, job: ReduceJob | CombineJob, model: NDArray[np.float32], row: Row, model_step: _ModelStep | None
     ) -> None:
-        self._job, self._model, self._row, self._own = job, model, row, own
+        self._job, self._model, self._row, self._step = job, model, row, model_step
         self._size = _length(job.shared)
         self.trained = row.trained
         self._weight = row.weight + row.keep if row.keep else row.weight
         replaces_all = self.trained and self._size == len(model)
         self._new = np.empty_like(model, np.float32) if replaces_all else np.array(model, np.float32)
-        self._averages = np.empty(self._size) if own is not None else None
+        self._averages = np.empty(self._size) if model_step is not None else None
         self._totals = np.empty(self._size) if job.common else None
 
     def take(self, place: slice, total: NDArray[np.float64]) -> None:
         """Store a piece of the row, given its sums ``total``, which may be changed in place."""
-        parts = _within(self._job.shared, place)
-        old = _take(self._model, parts)
+        parts = _model_ranges(self._job.shared, place)
+        old = _take_segments(self._model, parts)
         if self._row.keep or self._job.updates:
-            total += self._kept(place) * old.astype(np.float64)
+            total += self._old_weight(place) * old.astype(np.float64)
         weight = self._weight[place] if isinstance(self._weight, np.ndarray) else self._weight
         if isinstance(weight, np.ndarray):
             averages = old.astype(np.float64)
             np.divide(total, weight, out=averages, where=weight > 0)
-            total = _where_any(total, averages, weight)
+            total = _sums_or_averages(total, averages, weight)
         else:
             averages = total / weight
         self._store(place, averages, total)
@@ -607,13 +615,13 @@ class _Next:
 
     def _store(self, place: slice, averages: NDArray[np.float64], total: NDArray[np.float64]) -> None:
         if self._averages is None:
-            _put(self._new, _within(self._job.shared, place), averages)
+            _put_segments(self._new, _model_ranges(self._job.shared, place), averages)
         else:
             self._averages[place] = averages
         if self._totals is not None:
             self._totals[place] = total
 
-    def _kept(self, place: slice) -> float | NDArray[np.float64]:
+    def _old_weight(self, place: slice) -> float | NDArray[np.float64]:
         """The weight of the old model in a piece; updates of clients are added to the whole old model."""
         row, statistics = self._row, self._size - self._row.statistics
         keep: Weight = row.keep
@@ -627,22 +635,24 @@ class _Next:
 
     def done(self) -> tuple[NDArray[np.float32], Reduced, NDArray[np.float64] | None]:
         """The model, what the GPS learns, and the memory of the server step."""
-        job, own, statistics = self._job, self._own, self._row.statistics
-        memory = None if own is None else _kept(own, self._size - statistics)
+        job, model_step, statistics = self._job, self._step, self._row.statistics
+        memory = None if model_step is None else _step_memory(model_step, self._size - statistics)
         if not self.trained:
-            common = _take(self._model.astype(np.float64), job.common)
+            common = _take_segments(self._model.astype(np.float64), job.common)
             return self._new, Reduced(Partial(common, 0.0), 0.0, np.zeros(1)), memory
         totals: NDArray[np.float64] | None = self._totals
-        if own is not None and self._averages is not None:
-            old = _take(self._model.astype(np.float64), job.shared)
-            averages, memory = _stepped(own, old, self._averages, statistics)
-            _put(self._new, job.shared, averages)
-            totals = None if totals is None else _where_any(averages * self._weight, averages, self._weight)
+        if model_step is not None and self._averages is not None:
+            old = _take_segments(self._model.astype(np.float64), job.shared)
+            averages, memory = _apply_step(model_step, old, self._averages, statistics)
+            _put_segments(self._new, job.shared, averages)
+            totals = (
+                None if totals is None else _sums_or_averages(averages * self._weight, averages, self._weight)
+            )
         weight: Weight = self._weight
         if isinstance(weight, np.ndarray):
             weight = np.zeros(len(self._model))
-            _put(weight, job.shared, np.asarray(self._weight))
-        sent_weight = _take(weight, job.common) if isinstance(weight, np.ndarray) else weight
+            _put_segments(weight, job.shared, np.asarray(self._weight))
+        sent_weight = _take_segments(weight, job.common) if isinstance(weight, np.ndarray) else weight
         return self._new, Reduced(Partial(self._common(totals), sent_weight), weight, self._squares()), memory
 
     def _common(self, totals: NDArray[np.float64] | None) -> NDArray[np.float64]:
@@ -650,14 +660,14 @@ class _Next:
         if totals is None:
             return np.empty(0)
         full = self._model.astype(np.float64)
-        _put(full, self._job.shared, totals)
-        return _take(full, self._job.common)
+        _put_segments(full, self._job.shared, totals)
+        return _take_segments(full, self._job.common)
 
     def _squares(self) -> NDArray[np.float64]:
         """See :attr:`Reduced.squares`; parameters that clients do not share have not changed."""
         if not self._job.needs_norm:
             return np.full(1, math.nan)
-        statistics = _within(self._job.shared, slice(self._size - self._row.statistics, self._size))
+        statistics = _model_ranges(self._job.shared, slice(self._size - self._row.statistics, self._size))
         starts = range(0, len(self._model), PIECE)
         squares = np.zeros(len(starts))
         for number, start in enumerate(starts):
@@ -669,23 +679,23 @@ class _Next:
         return squares
 
 
-def _kept(own: _OwnStep, n: int) -> NDArray[np.float64]:
+def _step_memory(model_step: _ModelStep, n: int) -> NDArray[np.float64]:
     """The memory of a server step ``(V, n)``, or its initial value."""
-    if own.memory is not None:
-        return own.memory
-    return np.repeat(np.array(list(own.step.vectors().values()), np.float64)[:, None], n, axis=1)
+    if model_step.memory is not None:
+        return model_step.memory
+    return np.repeat(np.array(list(model_step.step.vectors().values()), np.float64)[:, None], n, axis=1)
 
 
-def _stepped(
-    own: _OwnStep, old: NDArray[np.float64], averages: NDArray[np.float64], statistics: int
+def _apply_step(
+    model_step: _ModelStep, old: NDArray[np.float64], averages: NDArray[np.float64], statistics: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The parameters after the server step, and its memory; running statistics, at the end, are plain
     averages.
     """
     n = len(old) - statistics
-    start, memory = own.step.vectors(), _kept(own, n)
-    averaged = Averaged(old[:n], averages[:n], own.clients, own.members, own.model)
-    stepped, vectors = own.step.apply(averaged, dict(zip(start, memory, strict=True)))
+    start, memory = model_step.step.vectors(), _step_memory(model_step, n)
+    averaged = Averaged(old[:n], averages[:n], model_step.clients, model_step.members, model_step.model)
+    stepped, vectors = model_step.step.apply(averaged, dict(zip(start, memory, strict=True)))
     new_memory = np.stack([vectors[name] for name in start]) if start else np.empty((0, n))
     return np.concatenate([stepped, averages[n:]]), new_memory
 
@@ -730,14 +740,14 @@ def _length(segments: Segments) -> int:
     return sum(b - a for a, b in segments)
 
 
-def _where_any(
+def _sums_or_averages(
     totals: NDArray[np.float64], averages: NDArray[np.float64], weight: Weight
 ) -> NDArray[np.float64]:
     """The sums; if each parameter has its own weight, the averages where that weight is zero."""
     return np.where(weight > 0, totals, averages) if isinstance(weight, np.ndarray) else totals
 
 
-def _within(segments: Segments, place: slice) -> Segments:
+def _model_ranges(segments: Segments, place: slice) -> Segments:
     """The ranges of the model that correspond to a place in the concatenated segments."""
     ranges, offset = [], 0
     for a, b in segments:
@@ -748,14 +758,14 @@ def _within(segments: Segments, place: slice) -> Segments:
     return tuple(ranges)
 
 
-def _put(vector: NDArray[np.floating], segments: Segments, values: NDArray[np.floating]) -> None:
+def _put_segments(vector: NDArray[np.floating], segments: Segments, values: NDArray[np.floating]) -> None:
     offset = 0
     for a, b in segments:
         vector[a:b] = values[offset : offset + b - a]
         offset += b - a
 
 
-def _take(vector: NDArray[Any], segments: Segments) -> NDArray[Any]:
+def _take_segments(vector: NDArray[Any], segments: Segments) -> NDArray[Any]:
     if len(segments) == 1:  # without a copy: for a large model every pass over the parameters takes time
         return vector[slice(*segments[0])]
     return np.concatenate([vector[a:b] for a, b in segments]) if segments else vector[:0]

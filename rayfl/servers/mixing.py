@@ -122,13 +122,13 @@ def without(
     return replace(remaining, weights=scaled, keep=sp.csr_array(keep + remaining.weights - scaled))
 
 
-def scales(left: Mixing, local: LocalObjective) -> NDArray[np.float64]:
+def scales(mixing: Mixing, local: LocalObjective) -> NDArray[np.float64]:
     """The factor of each row of A, without the clients that failed ``(K,)``."""
-    factors = np.ones(left.weights.shape[0])
-    if left.keep is None:
+    factors = np.ones(mixing.weights.shape[0])
+    if mixing.keep is None:
         return factors
-    for row in np.flatnonzero(np.diff(left.weights.indptr)):
-        weights, keep = (matrix[[row]].toarray().ravel() for matrix in (left.weights, left.keep))
+    for row in np.flatnonzero(np.diff(mixing.weights.indptr)):
+        weights, keep = (matrix[[row]].toarray().ravel() for matrix in (mixing.weights, mixing.keep))
         nonzero = weights != 0
         factors[row] = local.rescaled(weights[nonzero], keep[nonzero])
     return factors

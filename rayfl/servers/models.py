@@ -78,7 +78,7 @@ class Servers:
         self.tolerate, self.batch_size = tolerate, batch_size
         self.ranges = Ranges.of(spec.P, blocks.shards)
         self.edges = edges if edges is not None and edges.any() else None
-        self.places = 1 if self.edges is None else int(self.edges.max()) + 1  # E
+        self.edge_count = 1 if self.edges is None else int(self.edges.max()) + 1  # E
         self.models: list[Ref] = []
         self.mixtures: tuple[Mixture, ...] = ()  # numbered after the models, see :meth:`serving`
         self.vectors: list[Ref] = []  # the vector of the local objective for each model, if it has one
@@ -102,11 +102,11 @@ class Servers:
 
     def begin(self, models: Sequence[Ref]) -> None:
         """Start from these K models, at every edge."""
-        self.models = [model for model in models for _ in range(self.places)]
+        self.models = [model for model in models for _ in range(self.edge_count)]
 
     def at(self, models: NDArray[np.int64], clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """The indices ``(n,)`` of these models ``(n,)`` at the edges of these clients ``(n,)``."""
-        return models if self.edges is None else models * self.places + self.edges[clients]
+        return models if self.edges is None else models * self.edge_count + self.edges[clients]
 
     def everywhere(self, assignment: NDArray[np.int64]) -> NDArray[np.int64]:
         """The index of each client's model at its edge ``(N,)``."""
@@ -165,9 +165,9 @@ class Servers:
                 refs["model", number] = mixture
         return refs
 
-    def name(self, place: int) -> str:
+    def name(self, index: int) -> str:
         """The model's number, followed by that of the edge if there are several."""
-        model, edge = divmod(place, self.places)
+        model, edge = divmod(index, self.edge_count)
         return f"{model}" if self.edges is None else f"{model}_edge_{edge}"
 
     def ordered(self, plan: Plan) -> Plan:
@@ -198,7 +198,7 @@ class Servers:
         """Replace the models and the servers' vectors by copies of their parents ``(K_new,)``, and divide the
         gathered weight.
         """
-        parents = (parents[:, None] * self.places + np.arange(self.places)).ravel()
+        parents = (parents[:, None] * self.edge_count + np.arange(self.edge_count)).ravel()
         if self.gathered.size:
             self.gathered = self.gathered[:, parents] / np.bincount(parents)[parents][:, None]
         self.models = [self.models[parent] for parent in parents.tolist()]

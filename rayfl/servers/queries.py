@@ -84,20 +84,20 @@ class ClientQueries:
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
         """Mean loss of every model on a part of each client's data ``(n, K)``."""
-        return testing.losses(self.servers, clients, *self._samples(split))
+        return testing.losses(self.servers, clients, *self._split_samples(split))
 
     def samples_by_model(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.int64]:
         """For each client and model, how many samples in a split the model fits best ``(n, K)``.
 
         Each client downloads all models and sends K numbers.
         """
-        counts = testing.samples_by_model(self.servers, clients, *self._samples(split))
+        counts = testing.samples_by_model(self.servers, clients, *self._split_samples(split))
         down, round = 4 * self.servers.spec.P * counts.size, self.state.round
         self.account(Transfer(round, "client_lps", "down", "model", down))
         self.account(Transfer(round, "client_lps", "up", "report", 4 * counts.size))
         return counts
 
-    def _samples(self, split: Split) -> tuple[Ragged, Part]:
+    def _split_samples(self, split: Split) -> tuple[Ragged, Part]:
         """The samples of all clients in a split, and the part of the data that contains them."""
         ids = {
             "train": self.federation.train,
@@ -155,7 +155,7 @@ class ClientQueries:
                 backend, grouping(request), signatures.refs, len(signatures.jobs[0].clients)
             )
         clusters: Clusters = backend.get(task)
-        self._account(signatures, exchanged)
+        self._account_signatures(signatures, exchanged)
         return clusters.among(request.clients, federation.clients)
 
     def distances(
@@ -184,7 +184,7 @@ class ClientQueries:
         """The signatures of those ``clients`` ``(n,)`` that have one; the rest as for :meth:`cluster`."""
         answer = self._signatures(self._request(clustering, clients, known, has_feature_map))
         blocks = self.servers.backend.get(list(answer.refs))
-        self._account(answer, exchanged=False)
+        self._account_signatures(answer, exchanged=False)
         ids = answer.request.clients.tolist()
         return dict(zip(ids, itertools.chain.from_iterable(blocks), strict=True))
 
@@ -192,7 +192,7 @@ class ClientQueries:
         self, clustering: Clustering, clients: NDArray[np.int64]
     ) -> Mapping[int, RayflError]:
         """Those ``clients`` ``(n,)`` whose data give no signature, and why; nothing is sent."""
-        return self._compute(self._request(clustering, clients)).failures if len(clients) else {}
+        return self._compute_signatures(self._request(clustering, clients)).failures if len(clients) else {}
 
     def _request(
         self,
@@ -224,7 +224,7 @@ class ClientQueries:
         """
         failures: dict[int, RayflError] = {}
         while True:
-            answer = self._compute(request)
+            answer = self._compute_signatures(request)
             if not answer.failures:
                 break
             failures |= answer.failures
@@ -235,7 +235,7 @@ class ClientQueries:
             self.tell(f"round {self.state.round + 1}: {failures[client]}; it is left out of the clustering")
         return answer
 
-    def _compute(self, request: SignatureRequest) -> Signatures:
+    def _compute_signatures(self, request: SignatureRequest) -> Signatures:
         """Have the clients compute their signatures, one block of clients per task."""
         clustering, seed, backend = request.clustering, self.config.seed, self.servers.backend
         signature, fitted = clustering.signature, self._feature_map(clustering)
@@ -245,7 +245,7 @@ class ClientQueries:
             # Trained from w_0 as in round 0, they depend only on the data, so new and old ones can be
             # compared.
             report = backend.put(signature.report().prepare(self.federation.samples, seed))
-            model, work = backend.put(self.servers.spec.initial()), self._round(0).work
+            model, work = backend.put(self.servers.spec.initial()), self._local_round(0).work
             objects = {("report", "signature"): report, ("model", 0): model}
         size = self.servers.blocks.size(len(request.clients))
         blocks = [slice(first, first + size) for first in range(0, len(request.clients), size)]
@@ -269,10 +269,14 @@ class ClientQueries:
         refs = [done.refs[SIGNATURES] for done in blocks_done]
         return Signatures(request, jobs, refs, floats, fitted.floats, failures)
 
-    def _relations(self, found: Signatures) -> list[Ref]:
+    def _relations(self, signatures: Signatures) -> list[Ref]:
         """The second step of an exchange: every client receives all signatures and returns a row."""
-        all_signatures: dict[Key, Ref] = {("signatures", block): ref for block, ref in enumerate(found.refs)}
-        tasks = [Task("relations", job, all_signatures, (RELATIONS,), self._cost(job)) for job in found.jobs]
+        all_signatures: dict[Key, Ref] = {
+            ("signatures", block): ref for block, ref in enumerate(signatures.refs)
+        }
+        tasks = [
+            Task("relations", job, all_signatures, (RELATIONS,), self._cost(job)) for job in signatures.jobs
+        ]
         return [done.refs[RELATIONS] for done in self.servers.backend.run_in_order(tasks)]
 
     def _cost(self, job: SignatureJob) -> float:
@@ -284,11 +288,11 @@ class ClientQueries:
         sample = public_sample(self.federation.samples, clustering.features.public_samples, seed)
         return clustering.features.fit(sample, key(seed, "features"))
 
-    def _account(self, found: Signatures, exchanged: bool) -> None:
-        for transfer in found.transfers(self.state.round, exchanged):
+    def _account_signatures(self, signatures: Signatures, exchanged: bool) -> None:
+        for transfer in signatures.transfers(self.state.round, exchanged):
             self.account(transfer)
 
-    def _round(self, number: int) -> Round:
+    def _local_round(self, number: int) -> Round:
         """A round without averaging, with the local work of round ``number`` (at most the last round)."""
         state = replace(self.state, round=min(number, self.config.rounds - 1))
         work = self.config.algorithm.work(self._setup, state)
@@ -338,7 +342,9 @@ class ClientQueries:
 
         Every client downloads its model and sends its update; the servers compute the sketches.
         """
-        updates = testing.adapt(self.servers, self._round(self.state.round), clients, models, on=()).updates
+        updates = testing.adapt(
+            self.servers, self._local_round(self.state.round), clients, models, on=()
+        ).updates
         bytes_sent = 4 * self.servers.spec.P * len(clients)
         self.account(Transfer(self.state.round, "client_lps", "down", "model", bytes_sent))
         self.account(Transfer(self.state.round, "client_lps", "up", "update", bytes_sent))

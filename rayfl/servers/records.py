@@ -44,7 +44,7 @@ MOST_GROUPS = 100
 MOST_CLASSES = 100
 """With more classes than this there is no ``labels.csv``."""
 
-_LONG = 1 << 20
+_LONG_TIMELINE = 1 << 20
 """If the timeline has more characters, ``clusters.json`` is not written with each new entry."""
 
 
@@ -89,9 +89,9 @@ class Records:
         self._columns = protocols.columns(on, ("served", "local") if local else ("served",), loss)
         self.arrived: NDArray[np.bool_] = federation.sizes > 0
         """Which clients have been present so far ``(N,)``."""
-        self._forget()
+        self._reset_tests()
         self._finetuned: NDArray[np.float64] | None = None
-        self._facts: dict[str, NDArray[np.float64]] = {}
+        self._client_facts: dict[str, NDArray[np.float64]] = {}
         self._tested_with: Served | None = None
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []
@@ -99,19 +99,19 @@ class Records:
         """The rows of ``groups.csv``."""
         self._tested_groups: list[dict[str, Any]] = []
         self._test_sets: dict[str, Kept[TestSets]] = {}
-        self._in_use: Kept[int] = Kept()
-        self._agreement: Kept[float] = Kept()
+        self._kept_in_use: Kept[int] = Kept()
+        self._kept_ari: Kept[float] = Kept()
         self.timeline: list[dict[str, Any]] = []
-        self._written: list[tuple[dict[str, Any], str]] = []
+        self._timeline_texts: list[tuple[dict[str, Any], str]] = []
         """The entries of the timeline that have become text."""
-        self._size = 0
+        self._written_size = 0
         """Characters of the entries in ``clusters.json``."""
         self.diagnostics: list[dict[str, Any]] = []
         """The rows of ``diagnostics.csv``."""
-        self._reported: list[dict[str, Any]] = []
+        self._round_diagnostics: list[dict[str, Any]] = []
         self._tables: dict[str, GrowingTable] = {}
         """The files that grow by some rows a round."""
-        self._labelled: Federation | None = None
+        self._labels_written_for: Federation | None = None
         """The federation that ``labels.csv`` describes."""
 
     def start(self) -> None:
@@ -130,10 +130,10 @@ class Records:
 
         Best and last accuracies are reset, because the earlier ones are of other clients or on other data.
         """
-        self._forget()
+        self._reset_tests()
         self._write_clusters()
 
-    def _forget(self) -> None:
+    def _reset_tests(self) -> None:
         clients = self.federation.clients
         self.best_last = BestLast.start(clients)
         sums = self.loss.width(self.federation.samples.outputs)
@@ -187,7 +187,7 @@ class Records:
             compared = (sizes > 0) & (clusters >= 0)
             return adjusted_rand_index(clusters[compared], groups[compared])
 
-        return self._agreement.of(compare, clusters, self.federation)
+        return self._kept_ari.of(compare, clusters, self.federation)
 
     def transfer(self, *transfers: Transfer) -> None:
         """Record bytes in the ledger."""
@@ -223,12 +223,12 @@ class Records:
 
     def diagnosis(self, round: int, rows: list[dict[str, Any]]) -> None:
         """Record the method's own diagnostics of a round."""
-        self._reported = [clean({"round": round, **row}) for row in rows]
+        self._round_diagnostics = [clean({"round": round, **row}) for row in rows]
 
     def clusters_in_use(self, state: ServerState) -> int:
         """Number of models used by at least one present client."""
         assignment, sizes = state.assignment, self.federation.sizes
-        return self._in_use.of(
+        return self._kept_in_use.of(
             lambda: int(np.count_nonzero(np.bincount(assignment[sizes > 0]))), assignment, self.federation
         )
 
@@ -262,7 +262,7 @@ class Records:
         for model, scores in tests.items():
             column = np.full(self.federation.clients, np.nan)
             column[who] = self._accuracy(scores["test"], self.federation.predictions[who])
-            self._facts[f"{protocols.NEWCOMERS}{protocols.prefix(model=model)}accuracy"] = column
+            self._client_facts[f"{protocols.NEWCOMERS}{protocols.prefix(model=model)}accuracy"] = column
             metrics = self._metrics(model, who, scores)
             all_metrics |= {f"{protocols.NEWCOMERS}{name}": value for name, value in metrics.items()}
         return all_metrics
@@ -284,12 +284,12 @@ class Records:
         """The metrics of a model on all data that clients ``(n,)`` were tested on, by name."""
         all_metrics: dict[str, float | None] = {}
         for on, score in scores.items():
-            metrics = self._summary(score, self.federation.predictions_on(on)[who], weights)
+            metrics = self._score_metrics(score, self.federation.predictions_on(on)[who], weights)
             prefix = protocols.prefix(on, model)
             all_metrics |= {f"{prefix}{metric}": value for metric, value in metrics.items()}
         return all_metrics
 
-    def _summary(
+    def _score_metrics(
         self, score: Score, sizes: NDArray[np.int64], weights: NDArray[np.float64] | None
     ) -> dict[str, float | None]:
         tests = score.correct, score.losses, sizes
@@ -323,8 +323,8 @@ class Records:
         """
         present = self.federation.sizes[clients] > 0
         for name, values in facts.items():
-            self._facts[name] = np.full(self.federation.clients, np.nan)
-            self._facts[name][clients[present]] = values[present]
+            self._client_facts[name] = np.full(self.federation.clients, np.nan)
+            self._client_facts[name][clients[present]] = values[present]
         return {f"{name}_mean": float(np.mean(values[present])) for name, values in facts.items()}
 
     def evaluation(
@@ -351,10 +351,10 @@ class Records:
         test = scores["test"]
         self.best_last = self.best_last.update(state.round - 1, who, self._accuracy(test, sizes), estimate)
         measured = self.loss.measured(test.sums, sizes)
-        self.measured = {name: _with(last, who, measured[name]) for name, last in self.measured.items()}
+        self.measured = {name: _updated(last, who, measured[name]) for name, last in self.measured.items()}
         metrics = self._metrics("served", who, scores, weights)
         self.last_on = {
-            on: _with(last, who, self._accuracy(scores[on], self.federation.predictions_on(on)[who]))
+            on: _updated(last, who, self._accuracy(scores[on], self.federation.predictions_on(on)[who]))
             for on, last in self.last_on.items()
         }
         if self.local is not None:
@@ -365,17 +365,17 @@ class Records:
                 protocols.LOCAL_CLIENTS: len(local_clients),
             }
         mean = metrics.get("accuracy_mean")
-        sets = self._sets("all", who, None, weights)
+        sets = self._group_test_sets("all", who, None, weights)
         return {
             **metrics,
             "accuracy_se_samples": None if mean is None else float(sets.standard_error(mean).sum()),
             "distinct_test_samples": int(sets.distinct.sum()),
             "estimated_from": len(who) if estimate else None,
-            **self._by_group(state, who, test, weights),
+            **self._group_metrics(state, who, test, weights),
             "perplexity_mean": self._perplexities(who, test.losses, weights),
         }
 
-    def _by_group(
+    def _group_metrics(
         self,
         state: ServerState,
         who: NDArray[np.int64],
@@ -394,7 +394,7 @@ class Records:
             variances[f"{kind}_var_between"] = groups.between if accurate else None
             if len(groups.ids) > MOST_GROUPS:
                 continue
-            sets = self._sets(kind, who, labels, weights)
+            sets = self._group_test_sets(kind, who, labels, weights)
             errors = sets.standard_error(groups.accuracy_mean)
             for place, row in enumerate(groups.rows()):
                 undefined = () if accurate else [name for name in row if name.startswith("accuracy")]
@@ -439,7 +439,7 @@ class Records:
             **({"cluster": assignment} if state.clustered else {}),
         }
 
-    def _sets(
+    def _group_test_sets(
         self,
         kind: str,
         who: NDArray[np.int64],
@@ -477,14 +477,14 @@ class Records:
             "bytes_down": self.ledger.total(round=number, direction="down"),
         }
         self._write_labels()
-        self._extend("rounds", [complete])
-        self._extend("groups", self._tested_groups)
-        self._extend("communication", self.ledger.rows(after=self._last_round, upto=number))
-        self.diagnostics += self._reported
-        self._write_diagnostics(self._reported)
+        self._extend_table("rounds", [complete])
+        self._extend_table("groups", self._tested_groups)
+        self._extend_table("communication", self.ledger.rows(after=self._last_round, upto=number))
+        self.diagnostics += self._round_diagnostics
+        self._write_diagnostics(self._round_diagnostics)
         self.groups += self._tested_groups
         self.rounds.append(complete)
-        self._tested_groups, self._reported = [], []
+        self._tested_groups, self._round_diagnostics = [], []
         return complete
 
     @property
@@ -492,7 +492,7 @@ class Records:
         """The last round in the files; None if there is none yet."""
         return self.rounds[-1]["round"] if self.rounds else None
 
-    def _extend(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _extend_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         self._tables[name] = self._tables[name].extended(rows)
 
     def _write_diagnostics(self, new: Sequence[Mapping[str, Any]]) -> None:
@@ -515,20 +515,20 @@ class Records:
         import pandas as pd
 
         self._write_clusters()  # the file may have rows of a round that was rolled back
-        self._extend("communication", self.ledger.rows(after=self._last_round))
+        self._extend_table("communication", self.ledger.rows(after=self._last_round))
         # A round that was rolled back may have written it with other columns.
         self._tables.pop("diagnostics", None)
         self._write_diagnostics(self.diagnostics)
         for table in self._tables.values():
             table.cut()
         self._write_labels()
-        columns, clients = self._of_clients(state), self.federation.clients
+        columns, clients = self._client_columns(state), self.federation.clients
         starts = range(0, max(1, clients), rundir.AT_ONCE)
         slices = (slice(first, first + rundir.AT_ONCE) for first in starts)  # a few clients at a time
         pieces = (pd.DataFrame({name: column[part] for name, column in columns.items()}) for part in slices)
         self.run.write_frames("clients.csv", pieces)
 
-    def _of_clients(self, state: ServerState) -> dict[str, NDArray[Any]]:
+    def _client_columns(self, state: ServerState) -> dict[str, NDArray[Any]]:
         """The columns of ``clients.csv``, each ``(N,)``."""
         clients, groups, names = self.federation.clients, self.federation.groups, self.federation.names
         columns: dict[str, NDArray[Any]] = {
@@ -557,16 +557,16 @@ class Records:
             columns["local_round"] = self.local.round
         if self._finetuned is not None:
             columns["accuracy_finetuned"] = self._finetuned
-        return {**columns, **self._facts}
+        return {**columns, **self._client_facts}
 
     def _write_labels(self) -> None:
         """Write ``labels.csv``, unless it already describes this federation, which only events change."""
         samples = self.federation.samples
-        if self._labelled is self.federation or samples.classes > MOST_CLASSES:
+        if self._labels_written_for is self.federation or samples.classes > MOST_CLASSES:
             return
         if not (samples.task == "words" or samples.numeric):
             self.run.write_frames("labels.csv", self._class_counts())
-        self._labelled = self.federation
+        self._labels_written_for = self.federation
 
     def _class_counts(self) -> Iterator[pd.DataFrame]:
         """The rows of ``labels.csv``, some clients at a time."""
@@ -589,19 +589,23 @@ class Records:
                 the file is complete.
         """
         groups, names = self.federation.groups, self.federation.names
-        pairs = zip(self._written, self.timeline, strict=False)
+        pairs = zip(self._timeline_texts, self.timeline, strict=False)
         unchanged = itertools.takewhile(lambda pair: pair[0][0] is pair[1], pairs)
-        self._written = [written for written, _ in unchanged]
-        self._written += [(entry, rundir.item(entry)) for entry in self.timeline[len(self._written) :]]
-        size = sum(len(text) for _, text in self._written)
-        if grown and _LONG < size < 1.125 * self._size:
+        self._timeline_texts = [written for written, _ in unchanged]
+        self._timeline_texts += [
+            (entry, rundir.item(entry)) for entry in self.timeline[len(self._timeline_texts) :]
+        ]
+        size = sum(len(text) for _, text in self._timeline_texts)
+        if grown and _LONG_TIMELINE < size < 1.125 * self._written_size:
             return
-        self._size = size
+        self._written_size = size
         head = {
             **({} if names is None else {"names": names.tolist()}),
             "groups": None if groups is None else groups.tolist(),
         }
-        self.run.write_json_with("clusters.json", head, "timeline", [text for _, text in self._written])
+        self.run.write_json_with(
+            "clusters.json", head, "timeline", [text for _, text in self._timeline_texts]
+        )
 
     def summary(self, state: ServerState) -> dict[str, Any]:
         """The numbers of the closing table."""
@@ -708,7 +712,7 @@ def shares_of(served: Served | None) -> dict[str, NDArray[Any]]:
     return {f"share_{model}": values for model, values in enumerate(shares.T)}
 
 
-def _with(
+def _updated(
     values: NDArray[np.float64], who: NDArray[np.int64], new: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """A copy with other values of some clients."""

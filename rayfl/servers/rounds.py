@@ -154,7 +154,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
         ClientError: if more than ``tolerate`` clients failed: the first of them.
     """
     serving, start = servers.serving(this_round.plan.start, this_round.plan.cohort)
-    this_round = _at_edges(servers, this_round)
+    this_round = _round_at_edges(servers, this_round)
     plan, local, layout = this_round.plan, this_round.local, this_round.layout(servers.spec)
     blocks = cut_blocks(plan, servers.blocks.size(len(plan.cohort)), servers.blocks.clients_per_actor)
     has_vectors = local.server_size(servers.spec) > 0
@@ -169,7 +169,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     parts: Sequence[BlockMixing | None] = [None] * len(blocks) if mixings is None or deliver else mixings
     assert not (deliver and (local.masks or has_vectors)), "trained rows travel alone"
     tasks = [
-        _task(serving, this_round, layout, block, start[block], part)
+        _train_task(serving, this_round, layout, block, start[block], part)
         for block, part in zip(blocks, parts, strict=True)
     ]
     if not deliver and servers.blocks.fan_in:
@@ -185,7 +185,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     mixing = this_round.mixing
     if mixing is None:
         assert this_round.mix is not None
-        mixing = _mixed_at_edges(servers, this_round.mix(reports), plan.cohort)
+        mixing = _mixing_at_edges(servers, this_round.mix(reports), plan.cohort)
     if this_round.updates:
         servers.keep(servers.updates, plan, blocks, [done.refs[UPDATES] for done in trained], failures)
     former_count = len(servers.models)
@@ -200,8 +200,8 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
         common=common,
         blocks=blocks,
         trained=trained,
-        absent=_absent(servers, this_round, failures),
-        optimizer=_optimizer_of(servers, this_round, failures),
+        absent=_absent_counts(servers, this_round, failures),
+        optimizer=_optimizer(servers, this_round, failures),
         needs_norms=learns,
         updates=plan.updates,
         rule=rule,
@@ -220,7 +220,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     changes = np.zeros(max(former_count, len(servers.models)))
     up = down = 0
     if learns:
-        learned = _learned(servers, facts)
+        learned = _facts_by_row(servers, facts)
         for row, fact in learned.items():
             changes[row] = fact.update_norm
         if step is not None and gathers:
@@ -229,7 +229,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
             up, down = share(servers, step, averaging.common, learned)
     if this_round.training is not None:
         _train_models(servers, this_round, without(mixing, plan, failures).weights, reports)
-    report = _report(plan, blocks, [done.report for done in trained], reports)
+    report = _round_report(plan, blocks, [done.report for done in trained], reports)
     return replace(report, model_changes=changes, gps_bytes_up=up, gps_bytes_down=down)
 
 
@@ -273,9 +273,9 @@ def _trained_blocks(
     """
     failures: dict[int, str] = {}
     trained: list[Done] = []
-    group_tasks = [_together(tasks[group]) for group in groups]
+    group_tasks = [_group_task(tasks[group]) for group in groups]
     for number, done in enumerate(servers.backend.run(group_tasks)):
-        for block_done in _apart(done, groups[done.task], tasks):
+        for block_done in _block_results(done, groups[done.task], tasks):
             trained.append(sums.take(block_done))
             failures.update(block_done.report.failures | block_done.report.unadapted)
         refuse_failures(servers, failures, tasks[0].job.round, servers.tolerate)
@@ -294,7 +294,7 @@ def refuse_failures(servers: Servers, failures: Mapping[int, str], round: int, t
         raise ClientError(client, round, failures[client], called(servers.federation.names, client))
 
 
-def _together(tasks: Sequence[Task]) -> Task:
+def _group_task(tasks: Sequence[Task]) -> Task:
     """The blocks of a group as one task; a single block is its own task."""
     if len(tasks) == 1:
         return tasks[0]
@@ -310,7 +310,7 @@ def _together(tasks: Sequence[Task]) -> Task:
     )
 
 
-def _apart(done: Done, group: slice, tasks: Sequence[Task]) -> Iterator[Done]:
+def _block_results(done: Done, group: slice, tasks: Sequence[Task]) -> Iterator[Done]:
     """The result of each block of a group."""
     if group.stop - group.start == 1:
         yield replace(done, task=group.start)
@@ -333,7 +333,7 @@ def _combined_reports(
     for name, asked in this_round.reports.items():
         if asked.report.combined:
             blocks = [done.refs["report", name] for done in trained]
-            merged = servers.backend.get(servers.backend.call(_combined, asked.ref, *blocks))
+            merged = servers.backend.get(servers.backend.call(_combine_blocks, asked.ref, *blocks))
             if failed.any():
                 merged = np.array(merged)  # arrays from the object store are read-only
                 merged[failed] = np.nan
@@ -343,7 +343,7 @@ def _combined_reports(
     return combined
 
 
-def _optimizer_of(servers: Servers, this_round: Round, failures: Mapping[int, str]) -> Optimizer | None:
+def _optimizer(servers: Servers, this_round: Round, failures: Mapping[int, str]) -> Optimizer | None:
     """The server step, for all models."""
     if this_round.server_step is None:
         return None
@@ -353,7 +353,7 @@ def _optimizer_of(servers: Servers, this_round: Round, failures: Mapping[int, st
     return Optimizer(this_round.server_step, clients, servers.members(this_round.assignment))
 
 
-def _at_edges(servers: Servers, this_round: Round) -> Round:
+def _round_at_edges(servers: Servers, this_round: Round) -> Round:
     """The round with model numbers, except those of the start models, replaced by positions at the edges."""
     if servers.edges is None:
         return this_round
@@ -362,11 +362,11 @@ def _at_edges(servers: Servers, this_round: Round) -> Round:
         this_round,
         plan=replace(plan, group=servers.at(plan.group, plan.cohort)),
         assignment=None if assignment is None else servers.everywhere(assignment),
-        mixing=None if mixing is None else _mixed_at_edges(servers, mixing, plan.cohort),
+        mixing=None if mixing is None else _mixing_at_edges(servers, mixing, plan.cohort),
     )
 
 
-def _mixed_at_edges(servers: Servers, mixing: Mixing, cohort: NDArray[np.int64]) -> Mixing:
+def _mixing_at_edges(servers: Servers, mixing: Mixing, cohort: NDArray[np.int64]) -> Mixing:
     """A with one row per model and edge; each client contributes at its own edge."""
     if servers.edges is None:
         return mixing
@@ -374,14 +374,14 @@ def _mixed_at_edges(servers: Servers, mixing: Mixing, cohort: NDArray[np.int64])
     def at_edges(matrix: sp.csr_array) -> sp.csr_array:
         entries = matrix.tocoo()
         rows, columns = (np.asarray(axis, np.int64) for axis in entries.coords)
-        shape = matrix.shape[0] * servers.places, matrix.shape[1]
+        shape = matrix.shape[0] * servers.edge_count, matrix.shape[1]
         return sp.csr_array((entries.data, (servers.at(rows, cohort[columns]), columns)), shape=shape)
 
     keep = None if mixing.keep is None else at_edges(mixing.keep)
     return replace(mixing, weights=at_edges(mixing.weights), keep=keep)
 
 
-def _learned(servers: Servers, facts: Sequence[Ref]) -> dict[int, Reduced]:
+def _facts_by_row(servers: Servers, facts: Sequence[Ref]) -> dict[int, Reduced]:
     """What the GPS may know about each row."""
     shards: dict[int, list[Reduced]] = {}
     for facts_by_row in servers.backend.get(list(facts)):
@@ -390,7 +390,9 @@ def _learned(servers: Servers, facts: Sequence[Ref]) -> dict[int, Reduced]:
     return {row: Reduced.joined(parts, servers.ranges) for row, parts in shards.items()}
 
 
-def _absent(servers: Servers, this_round: Round, failures: Mapping[int, str]) -> NDArray[np.int64] | None:
+def _absent_counts(
+    servers: Servers, this_round: Round, failures: Mapping[int, str]
+) -> NDArray[np.int64] | None:
     """How many clients of each model took part earlier but not in this round ``(K,)``; None if the local
     objective does not count them.
     """
@@ -403,7 +405,7 @@ def _absent(servers: Servers, this_round: Round, failures: Mapping[int, str]) ->
     return np.bincount(this_round.assignment[absent], minlength=len(servers.models))
 
 
-def _task(
+def _train_task(
     servers: Servers,
     this_round: Round,
     layout: StateLayout,
@@ -461,7 +463,7 @@ def _task(
     )
 
 
-def _combined(report: ClientReport, *blocks: NDArray[np.floating]) -> NDArray[np.float64]:
+def _combine_blocks(report: ClientReport, *blocks: NDArray[np.floating]) -> NDArray[np.float64]:
     """The remote task that merges the reports of the blocks."""
     return report.combine(blocks)
 
@@ -471,7 +473,7 @@ def unadapted(text: str) -> str:
     return f"failed as it adapted its model, and is tested without that: {text.strip().splitlines()[-1]}"
 
 
-def _report(
+def _round_report(
     plan: Plan, blocks: Sequence[slice], trained: Sequence[TrainReport], reports: Reports
 ) -> RoundReport:
     """The reports of the blocks, in the order of the cohort."""

@@ -90,47 +90,51 @@ def restore(
     unread = {*arrays, *values}
     instance = _restored(kind, "", arrays, values, unread)
     if unread and exact:
-        raise StateError(f"{_called(kind)} has no field {min(unread)!r}, which was written: {_OTHER}")
+        raise StateError(f"{_name(kind)} has no field {min(unread)!r}, which was written: {_REMEDY}")
     return instance
 
 
-_OTHER = "resume with the version of the method that wrote it, or start a new run"
+_REMEDY = "resume with the version of the method that wrote it, or start a new run"
 
 
 def _restored(
-    kind: type[T], prefix: str, arrays: Mapping[str, NDArray[Any]], values: Mapping[str, Any], left: set[str]
+    kind: type[T],
+    prefix: str,
+    arrays: Mapping[str, NDArray[Any]],
+    values: Mapping[str, Any],
+    unread: set[str],
 ) -> T:
-    def read(name: str, of: type) -> Any:
-        source: Mapping[str, Any] = arrays if of is np.ndarray else values
+    def read(name: str, expected: type) -> Any:
+        source: Mapping[str, Any] = arrays if expected is np.ndarray else values
         if name not in source:
-            raise StateError(f"{_called(kind)}: the field {name!r} was not written: {_OTHER}")
-        left.discard(name)
+            raise StateError(f"{_name(kind)}: the field {name!r} was not written: {_REMEDY}")
+        unread.discard(name)
         value = source[name]
-        if of is float and isinstance(value, dict):
+        if expected is float and isinstance(value, dict):
             value = float(value["float"])
-        if not isinstance(value, of) or (of is int and isinstance(value, bool)):
-            raise StateError(f"{_called(kind)}: {name!r} was written as {value!r}: {_OTHER}")
+        if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+            raise StateError(f"{_name(kind)}: {name!r} was written as {value!r}: {_REMEDY}")
         return value
 
     arguments: dict[str, Any] = {}
-    for name, (of, optional) in _types(kind).items():
+    for name, (field_type, optional) in _field_types(kind).items():
         dotted = prefix + name
         if optional and values.get(dotted, 0) is None:
-            left.discard(dotted)
+            unread.discard(dotted)
             arguments[name] = None
-        elif is_dataclass(of):
-            arguments[name] = _restored(of, f"{dotted}.", arrays, values, left)
-        elif of is sp.csr_array:
+        elif is_dataclass(field_type):
+            arguments[name] = _restored(field_type, f"{dotted}.", arrays, values, unread)
+        elif field_type is sp.csr_array:
             parts = tuple(read(f"{dotted}.{part}", np.ndarray) for part in _CSR)
             arguments[name] = sp.csr_array(parts, shape=tuple(read(f"{dotted}.shape", list)))
         else:
-            arguments[name] = read(dotted, of)
+            arguments[name] = read(dotted, field_type)
     return kind(**arguments)
 
 
 def _leaves(value: object, prefix: str) -> Iterator[tuple[str, type, Any]]:
     """The dotted name, type and value of every field that is not itself a dataclass."""
-    for name, (kind, optional) in _types(type(value)).items():
+    for name, (kind, optional) in _field_types(type(value)).items():
         entry = getattr(value, name)
         if entry is None and optional:
             yield prefix + name, kind, entry
@@ -144,22 +148,22 @@ def _leaves(value: object, prefix: str) -> Iterator[tuple[str, type, Any]]:
             actual = (
                 f"an array of {entry.dtype}"
                 if isinstance(entry, np.ndarray)
-                else f"of type {_called(type(entry))}"
+                else f"of type {_name(type(entry))}"
             )
-            raise StateError(f"{_called(type(value))}.{name}: is {actual}; expected {_called(kind)}")
+            raise StateError(f"{_name(type(value))}.{name}: is {actual}; expected {_name(kind)}")
         if is_dataclass(kind):
             yield from _leaves(entry, f"{prefix}{name}.")
         else:
             yield prefix + name, kind, entry
 
 
-def _types(kind: type) -> dict[str, tuple[type, bool]]:
+def _field_types(kind: type) -> dict[str, tuple[type, bool]]:
     """The class of each field's values, and whether it may be None."""
     try:
         hints = get_type_hints(kind)
     except NameError as error:
         raise StateError(
-            f"{_called(kind)}: {error.name!r}, in the type of a field, is not known in its module; import it "
+            f"{_name(kind)}: {error.name!r}, in the type of a field, is not known in its module; import it "
             "there, not for type checkers only"
         ) from None
     field_types: dict[str, tuple[type, bool]] = {}
@@ -173,10 +177,10 @@ def _types(kind: type) -> dict[str, tuple[type, bool]]:
             classes[0] in _SCALARS or classes[0] in (np.ndarray, sp.csr_array) or is_dataclass(classes[0])
         )
         if not allowed:
-            raise StateError(f"{_called(kind)}.{member.name}: no state can hold {hint}; use {_ALLOWED}")
+            raise StateError(f"{_name(kind)}.{member.name}: no state can hold {hint}; use {_ALLOWED}")
         field_types[member.name] = classes[0], NoneType in options
     return field_types
 
 
-def _called(kind: type) -> str:
+def _name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -164,11 +164,11 @@ def header(array: NDArray[Any]) -> bytes:
 def digest(path: Path) -> dict[str, Any]:
     """Length and SHA-256 of a file."""
     with files.regular(path).open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _read(file)
+        sha256 = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _sha256_of(file)
     return {"bytes": path.stat().st_size, "sha256": sha256.hexdigest()}
 
 
-def _read(file: Any) -> Any:
+def _sha256_of(file: Any) -> Any:
     sha256 = hashlib.sha256()
     while piece := file.read(1 << 20):
         sha256.update(piece)

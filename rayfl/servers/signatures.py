@@ -152,7 +152,7 @@ def cluster_blocks(backend: Backend, grouping: Grouping, blocks: Sequence[Ref], 
     """
     clustering, n = grouping.clustering, grouping.clients
     if n <= TILE or not clustering.needs_signatures:
-        return backend.call(_at_once, grouping, *blocks)
+        return backend.call(_cluster_at_once, grouping, *blocks)
     if clustering.embedding.name != "none":  # one task reads all of them; its result is small
         blocks, size = [backend.call(_embed, grouping, *blocks)], n
     tasks = []
@@ -161,13 +161,13 @@ def cluster_blocks(backend: Backend, grouping: Grouping, blocks: Sequence[Ref], 
         skipped = start - first * size
         part = slice(skipped, skipped + TILE)
         tasks.append(Task.calling(_pack, clustering, start, part, *blocks[first:last]))
-    packed = _kept(backend, tasks)
+    packed = _call_all(backend, tasks)
     if n <= clustering.exact_up_to:
         return _cluster_tiles(backend, grouping, packed)
     sampled = sample(n, clustering.exact_up_to, grouping.seed)
     representatives = backend.call(_take, sampled, *packed)
     tasks = [Task.calling(nearest, clustering.measure, block, representatives) for block in packed]
-    nearby = _kept(backend, tasks)
+    nearby = _call_all(backend, tasks)
     return backend.call(_from_representatives, grouping, sampled, *packed, *nearby)
 
 
@@ -190,7 +190,7 @@ def cluster_relations(
     return backend.call(_from_relations, grouping, received, *relations)
 
 
-def _kept(backend: Backend, tasks: Sequence[Task]) -> list[Ref]:
+def _call_all(backend: Backend, tasks: Sequence[Task]) -> list[Ref]:
     """The results of calls on the client actors, in the order of the calls."""
     return [done.refs[RESULT] for done in backend.run_in_order(tasks)]
 
@@ -203,7 +203,7 @@ def _cluster_tiles(backend: Backend, grouping: Grouping, packed: Sequence[Ref]) 
         Task.calling(tile, measure, packed[i], packed[j] if i != j else None, cost=1.0 + (i != j))
         for i, j in places
     ]
-    tiles = _kept(backend, tasks)
+    tiles = _call_all(backend, tasks)
     return backend.call(_from_tiles, grouping, [(i * TILE, j * TILE) for i, j in places], *tiles)
 
 
@@ -211,8 +211,8 @@ def _cluster_tiles(backend: Backend, grouping: Grouping, packed: Sequence[Ref]) 
 # ---------------------------------------------------------
 
 
-def _at_once(grouping: Grouping, *blocks: list[NDArray[np.float32]]) -> Clusters:
-    return _clusters(grouping, [signature for block in blocks for signature in block])
+def _cluster_at_once(grouping: Grouping, *blocks: list[NDArray[np.float32]]) -> Clusters:
+    return _make_clusters(grouping, [signature for block in blocks for signature in block])
 
 
 def _from_relations(
@@ -222,10 +222,10 @@ def _from_relations(
     if received is not None:
         relations = np.stack(rows)
         rows = list(np.where(received, relations, relations.T))
-    return _clusters(grouping, [], rows)
+    return _make_clusters(grouping, [], rows)
 
 
-def _clusters(
+def _make_clusters(
     grouping: Grouping,
     signatures: Sequence[NDArray[np.float32]],
     relations: Sequence[NDArray[np.float64]] | None = None,

@@ -26,17 +26,17 @@ from rayfl.servers.shards import SIZE, WHOLE, Shard, Shards, Stored
 PACK = 256
 """Clients in one object after packing, at most."""
 
-_HELD = 2
+_HELD_PER_ROW = 2
 """After packing, at most this many rows are held per row in use."""
 
 SLACK = 32
 """Packing begins when the rows held exceed that limit by one per this many rows in use, so that few rows are
 copied each time."""
 
-_FEW = 1 << 20
-"""Files of fewer bytes are small; if there are more than :data:`_SMALL_FILES` of them, they are merged."""
+_SMALL_FILE_BYTES = 1 << 20
+"""Files of fewer bytes are small; more than :data:`_MAX_SMALL_FILES` of them are merged."""
 
-_SMALL_FILES = 64
+_MAX_SMALL_FILES = 64
 
 
 class Rows:
@@ -85,33 +85,33 @@ class ClientStates:
         self._files: dict[int, Shard] = {}  # object -> the file that also contains it
         self._width = 0  # S, once it is known
         self._objects: dict[int, Ref] = {}
-        self._alive: dict[int, int] = {}  # object -> rows that are still the state of a client
-        self._rows: dict[int, int] = {}  # object -> rows that it holds
+        self._used: dict[int, int] = {}  # object -> rows that are still the state of a client
+        self._held: dict[int, int] = {}  # object -> rows that it holds
         # For each client: object (-1: none) and row
-        self._where: NDArray[np.int32] = np.zeros((2, 0), np.int32)
+        self._locations: NDArray[np.int32] = np.zeros((2, 0), np.int32)
         self._count = 0
-        self._shared = False  # whether a copy shares the array
-        self._next = 0
+        self._array_shared = False  # whether a copy shares the array
+        self._next_number = 0
 
     def __len__(self) -> int:
         return self._count
 
     def __contains__(self, client: int) -> bool:
-        return client < self._where.shape[1] and bool(self._where[0, client] >= 0)
+        return client < self._locations.shape[1] and bool(self._locations[0, client] >= 0)
 
     @property
     def clients(self) -> NDArray[np.int64]:
         """The clients that have a state, ascending ``(n,)``."""
-        return np.flatnonzero(self._where[0] >= 0)
+        return np.flatnonzero(self._locations[0] >= 0)
 
     def copy(self) -> ClientStates:
         """A copy that later updates of this one do not change; objects and arrays are shared."""
         other = ClientStates(self._shards)
         other._files, other._width = dict(self._files), self._width
-        other._objects, other._alive = dict(self._objects), dict(self._alive)
-        other._rows, other._next = dict(self._rows), self._next
-        other._where, other._count = self._where, self._count
-        other._shared = self._shared = True
+        other._objects, other._used = dict(self._objects), dict(self._used)
+        other._held, other._next_number = dict(self._held), self._next_number
+        other._locations, other._count = self._locations, self._count
+        other._array_shared = self._array_shared = True
         return other
 
     def update(
@@ -128,28 +128,28 @@ class ClientStates:
         if not len(rows):
             return
         who = who[rows]
-        number, self._next = self._next, self._next + 1
+        number, self._next_number = self._next_number, self._next_number + 1
         self._make_room(int(who.max()) + 1)
-        former = self._where[0, who]
-        self._where[0, who], self._where[1, who] = number, rows
-        self._objects[number], self._alive[number], self._rows[number] = ref, len(who), len(clients)
+        former = self._locations[0, who]
+        self._locations[0, who], self._locations[1, who] = number, rows
+        self._objects[number], self._used[number], self._held[number] = ref, len(who), len(clients)
         former_numbers, counts = np.unique(former[former >= 0], return_counts=True)
         self._count += len(who) - int(counts.sum())
         for former_number, count in zip(former_numbers.tolist(), counts.tolist(), strict=True):
-            self._alive[former_number] -= count
-            if self._alive[former_number] == 0:
-                del self._objects[former_number], self._alive[former_number], self._rows[former_number]
+            self._used[former_number] -= count
+            if self._used[former_number] == 0:
+                del self._objects[former_number], self._used[former_number], self._held[former_number]
                 self._files.pop(former_number, None)
 
     def _make_room(self, clients: int) -> None:
         """Make room for this many clients, in an array that no copy shares."""
-        capacity = self._where.shape[1]
+        capacity = self._locations.shape[1]
         if clients > capacity:
             grown = np.full((2, max(clients, 2 * capacity)), -1, np.int32)
-            grown[:, :capacity] = self._where
-            self._where, self._shared = grown, False
-        elif self._shared:
-            self._where, self._shared = self._where.copy(), False
+            grown[:, :capacity] = self._locations
+            self._locations, self._array_shared = grown, False
+        elif self._array_shared:
+            self._locations, self._array_shared = self._locations.copy(), False
 
     def locate(
         self, clients: Sequence[int] | NDArray[np.int64]
@@ -159,8 +159,8 @@ class ClientStates:
         """
         who = np.asarray(clients, np.int64)
         numbers, rows = np.full(len(who), -1), np.zeros(len(who), np.int64)
-        in_table = who < self._where.shape[1]
-        numbers[in_table], rows[in_table] = self._where[:, who[in_table]]
+        in_table = who < self._locations.shape[1]
+        numbers[in_table], rows[in_table] = self._locations[:, who[in_table]]
         locations = tuple(
             None if number < 0 else (number, row)
             for number, row in zip(numbers.tolist(), rows.tolist(), strict=True)
@@ -176,26 +176,26 @@ class ClientStates:
         Raises:
             Damaged, DiskError: if a file to be replaced cannot be read, or a new one cannot be written.
         """
-        held, used = sum(self._rows.values()), self._count
-        if held <= _HELD * used + max(PACK, used // SLACK):
+        held, used = sum(self._held.values()), self._count
+        if held <= _HELD_PER_ROW * used + max(PACK, used // SLACK):
             return
-        emptiest = sorted(
-            self._objects, key=lambda number: (self._alive[number] / self._rows[number], number)
-        )
+        emptiest = sorted(self._objects, key=lambda number: (self._used[number] / self._held[number], number))
         chosen: set[int] = set()
         for number in emptiest:
-            if held <= _HELD * used:
+            if held <= _HELD_PER_ROW * used:
                 break
-            held -= self._rows[number] - self._alive[number]
+            held -= self._held[number] - self._used[number]
             chosen.add(number)
-        for part in self._parts(backend, chosen, PACK):
+        for part in self._client_parts(backend, chosen, PACK):
             self.update(part, self.packed(backend, part))
             self.spill(backend)
 
-    def _parts(self, backend: Backend, numbers: Iterable[int], most: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the clients ``(n,)`` of some objects; ``most``, or a few megabytes of rows, at a time."""
+    def _client_parts(
+        self, backend: Backend, numbers: Iterable[int], limit: int
+    ) -> Iterator[NDArray[np.int64]]:
+        """Yield the clients ``(n,)`` of some objects; ``limit``, or a few megabytes of rows, at a time."""
         numbers = list(numbers)
-        clients = np.flatnonzero(np.isin(self._where[0], numbers))
+        clients = np.flatnonzero(np.isin(self._locations[0], numbers))
         if not len(clients):
             return
         for number in numbers:
@@ -204,7 +204,7 @@ class ClientStates:
                 self._shards.verify(self._files[number])  # otherwise damaged rows would get a valid hash
         if not self._width:
             self._width = int(backend.get(self.packed(backend, clients[:1])).shape[1])
-        step = min(most, max(1, SIZE // (4 * self._width)))
+        step = min(limit, max(1, SIZE // (4 * self._width)))
         for start in range(0, len(clients), step):
             yield clients[start : start + step]
 
@@ -217,19 +217,19 @@ class ClientStates:
         if self._shards is not None:
             loose = self._objects.keys() - self._files.keys()
             if sum(backend.held(self._objects[number]) for number in loose) > self._shards.budget:
-                self._store(backend)
+                self._write_loose_rows(backend)
 
-    def _store(self, backend: Backend) -> None:
+    def _write_loose_rows(self, backend: Backend) -> None:
         """Write all rows that are in no file yet to files, and merge small files if there are many."""
         assert self._shards is not None
         loose = self._objects.keys() - self._files.keys()
-        small = [number for number, shard in self._files.items() if shard.bytes < _FEW]
-        if len(small) > _SMALL_FILES:
+        small = [number for number, shard in self._files.items() if shard.bytes < _SMALL_FILE_BYTES]
+        if len(small) > _MAX_SMALL_FILES:
             loose |= set(small)
-        for part in self._parts(backend, loose, len(self._where[0])):
+        for part in self._client_parts(backend, loose, len(self._locations[0])):
             rows = self.packed(backend, part)
             shard = self._shards.write(backend.get(rows))
-            number = self._next
+            number = self._next_number
             self.update(part, backend.stored(self._shards.path(shard), rows))
             self._files[number] = shard
 
@@ -257,10 +257,10 @@ class ClientStates:
             self._width = self._width or rows[:1].shape[1]
             if 4 * self._width * len(clients) <= min(WHOLE, self._shards.budget):
                 return clients, rows, None
-        self._store(backend)
+        self._write_loose_rows(backend)
         numbers = np.array(sorted(self._files))
         files = tuple(self._files[number] for number in numbers.tolist())
-        where = self._where[:, clients]
+        where = self._locations[:, clients]
         at = np.stack([np.searchsorted(numbers, where[0]), where[1]]).astype(np.int32)
         stored = Stored(self._shards, files, at)
         return clients, Rows(len(clients), stored.read), stored
@@ -311,7 +311,7 @@ class ClientStates:
             who, valid = np.zeros(shard.rows, np.int64), np.zeros(shard.rows, np.bool_)
             who[stored.at[1, positions]], valid[stored.at[1, positions]] = clients[positions], True
             if len(positions):
-                number = states._next
+                number = states._next_number
                 states.update(who, backend.stored(stored.shards.path(shard)), valid)
                 states._files[number] = shard
         return states

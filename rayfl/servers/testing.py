@@ -23,13 +23,13 @@ from rayfl.servers.models import Servers
 from rayfl.servers.rounds import Round, refuse_failures
 from rayfl.training import Segments
 
-_PASSES = 4
+_PASSES_PER_TASK = 4
 """Forward passes in one evaluation task."""
 
-_MODELS = 8
+_MODELS_PER_TASK = 8
 """Models that one task tests on the same samples, which are then read and scaled once for all of them."""
 
-_COMMON = 1 << 22
+_COMMON_SAMPLES = 1 << 22
 """Samples, counted for each model, that are planned at a time when all models see the same samples."""
 
 
@@ -70,26 +70,26 @@ def evaluate(
         on: the data to test on.
     """
     who = np.arange(served.shape[0]) if clients is None else clients
-    servers, assignment = _everywhere(servers, served, who)
+    servers, assignment = _served_at_edges(servers, served, who)
     # With personal layers every client has a different model.
     own_models = bool(personal) or local.personal
     models = assignment if own_models else None
     if on == "common":
-        return _on_common(servers, who if own_models else assignment[who], who, models, personal, local)
+        return _score_on_common(servers, who if own_models else assignment[who], who, models, personal, local)
     federation = servers.federation
     part: Part = "test" if on == "test" else "train"
 
     def make() -> EvaluationPlan:
         tests = federation.test if on == "test" else federation.validation
         owner = who if own_models else assignment[who]
-        return EvaluationPlan.of(owner, tests.among(who), servers.batch_size, batches=_PASSES)
+        return EvaluationPlan.of(owner, tests.among(who), servers.batch_size, batches=_PASSES_PER_TASK)
 
     kept_plan = servers.plans.setdefault(on, Kept())
     plan = kept_plan.of(make, federation, who, who if own_models else assignment, servers.batch_size)
-    return _passes(servers, plan, models, part, personal, local).scores(plan)
+    return _run_passes(servers, plan, models, part, personal, local).scores(plan)
 
 
-def _everywhere(
+def _served_at_edges(
     servers: Servers, served: Served, who: NDArray[np.int64]
 ) -> tuple[Servers, NDArray[np.int64]]:
     """The servers, and the index of the model that each client uses at its edge ``(N,)``. With mixtures, only
@@ -128,9 +128,11 @@ def local_losses(
     samples, assignment, own = ids.take(clients), np.zeros(len(ids), np.int64), personal or local.personal
     servers, models = servers.serving(served, clients)
     assignment[clients] = models
-    plan = EvaluationPlan.of(clients if own else models, samples, servers.batch_size, batches=_PASSES)
+    plan = EvaluationPlan.of(
+        clients if own else models, samples, servers.batch_size, batches=_PASSES_PER_TASK
+    )
     owners = assignment if own else None
-    passes = _passes(servers, plan, owners, part, personal, local, only_losses=True)
+    passes = _run_passes(servers, plan, owners, part, personal, local, only_losses=True)
     sums = passes.scores(plan).losses
     with np.errstate(invalid="ignore"):
         return np.asarray(sums / servers.federation.predictions_of(samples, part), np.float64)
@@ -148,7 +150,7 @@ def losses(servers: Servers, clients: NDArray[np.int64], ids: Ragged, part: Part
         ``(n, K)``; NaN for clients without such samples.
     """
     samples = ids.take(clients)
-    plan, model_losses = _of_all_models(servers, clients, samples, part)
+    plan, model_losses = _losses_of_all_models(servers, clients, samples, part)
     sums = np.stack([plan.gather(None, each).losses for each in model_losses])
     with np.errstate(invalid="ignore"):
         return np.asarray((sums / servers.federation.predictions_of(samples, part)).T, np.float64)
@@ -165,11 +167,11 @@ def samples_by_model(
     Returns:
         ``(n, K)``.
     """
-    k, samples = len(servers.models) // servers.places, ids.take(clients)
+    k, samples = len(servers.models) // servers.edge_count, ids.take(clients)
     counts = np.zeros((len(clients), k), np.int64)
-    for block in samples.pieces(max(1, _COMMON // k)):
+    for block in samples.pieces(max(1, _COMMON_SAMPLES // k)):
         block_samples = samples.take(np.arange(block.start, block.stop))
-        plan, model_losses = _of_all_models(servers, clients[block], block_samples, part)
+        plan, model_losses = _losses_of_all_models(servers, clients[block], block_samples, part)
         spread = np.stack([plan.spread(losses) for losses in model_losses])
         best = np.nan_to_num(spread, nan=np.inf).argmin(axis=0)
         cells = np.repeat(np.arange(len(block_samples)), block_samples.sizes) * k + best
@@ -177,7 +179,7 @@ def samples_by_model(
     return counts
 
 
-def _of_all_models(
+def _losses_of_all_models(
     servers: Servers, clients: NDArray[np.int64], samples: Ragged, part: Part
 ) -> tuple[EvaluationPlan, list[list[NDArray[np.float32]]]]:
     """The losses of each of the K models at the edges of these clients on their samples.
@@ -187,13 +189,16 @@ def _of_all_models(
     Returns:
         The plan of one model (at all edges), and for each model the losses of each job.
     """
-    k, edges = len(servers.models) // servers.places, servers.at(np.zeros_like(clients), clients)
-    plan = EvaluationPlan.of(edges, samples, servers.batch_size, batches=_PASSES)
+    k, edges = len(servers.models) // servers.edge_count, servers.at(np.zeros_like(clients), clients)
+    plan = EvaluationPlan.of(edges, samples, servers.batch_size, batches=_PASSES_PER_TASK)
     tasks = []
     for job in plan.jobs:
-        for first in range(0, k, _MODELS):
+        for first in range(0, k, _MODELS_PER_TASK):
             # Model k at edge e is at k E + e.
-            models = [model * servers.places + job.model for model in range(first, min(k, first + _MODELS))]
+            models = [
+                model * servers.edge_count + job.model
+                for model in range(first, min(k, first + _MODELS_PER_TASK))
+            ]
             passes = tuple(ForwardPass(model, None, job.samples) for model in models)
             message = EvalJob(passes, servers.batch_size, part=part, only_losses=True)
             cost = float(len(passes) * len(job.samples))
@@ -201,14 +206,14 @@ def _of_all_models(
                 Task("evaluate", message, servers.sent(models), cost=cost, work=servers.spec.P * cost)
             )
     task_losses = [each.report.loss for each in servers.backend.run_in_order(tasks)]
-    pieces = -(-k // _MODELS)  # tasks of each job
+    pieces = -(-k // _MODELS_PER_TASK)  # tasks of each job
     job_losses = [
         list(itertools.chain(*task_losses[at : at + pieces])) for at in range(0, len(task_losses), pieces)
     ]
     return plan, [[by_model[model] for by_model in job_losses] for model in range(k)]
 
 
-def _passes(
+def _run_passes(
     servers: Servers,
     plan: EvaluationPlan,
     assignment: NDArray[np.int64] | None,
@@ -220,12 +225,12 @@ def _passes(
 ) -> Passes:
     """Run the jobs of a plan; with an ``assignment`` ``(N,)`` each job's model belongs to a client."""
     layout, tasks = StateLayout.of(servers.spec, personal, local), []
-    groups = _groups([job.samples for job in plan.jobs], _PASSES * servers.batch_size)
+    groups = _job_groups([job.samples for job in plan.jobs], _PASSES_PER_TASK * servers.batch_size)
     for group in groups:
         jobs = [plan.jobs[i] for i in group]
         owners = [job.model for job in jobs]  # the models themselves, or the clients that they belong to
         clients, models = (None, owners) if assignment is None else (owners, assignment[owners].tolist())
-        objects, states = _needed(servers, models, clients)
+        objects, states = _task_inputs(servers, models, clients)
         passes = tuple(map(ForwardPass, models, states, (job.samples for job in jobs)))
         message = EvalJob(passes, servers.batch_size, layout, local, part, only_losses)
         cost = float(sum(len(job.samples) for job in jobs))
@@ -276,7 +281,7 @@ def adapt(
     Raises:
         ClientError: if more clients failed: the first of them.
     """
-    blocks, tasks = _adapting(servers, this_round, clients, models, on)
+    blocks, tasks = _adapt_tasks(servers, this_round, clients, models, on)
     scores = {data: Score.zeros(len(clients), servers.spec.sums) for data in on}
     updates, positions = [], np.arange(len(clients))
     failures: dict[int, str] = {}
@@ -306,7 +311,7 @@ def client_models(
     owners = clients.tolist() if personal or local.personal else None
     servers, numbers = servers.serving(served, clients)
     models = numbers.tolist()
-    objects, states = _needed(servers, models, owners)
+    objects, states = _task_inputs(servers, models, owners)
     passes = tuple(map(ForwardPass, models, states, [np.empty(0, np.int32)] * len(models)))
     job = EvalJob(passes, servers.batch_size, StateLayout.of(servers.spec, personal, local), local)
     (done,) = servers.backend.run([Task("models", job, objects)])
@@ -318,26 +323,28 @@ def adapted_models(
     this_round: Round,
     clients: NDArray[np.int64],
     models: Served,
-    wanted: NDArray[np.int64],
+    selected: NDArray[np.int64],
 ) -> NDArray[np.float32]:
-    """The models ``(n, P)`` that :func:`adapt` tests, of the ``wanted`` clients.
+    """The models ``(n, P)`` that :func:`adapt` tests, of the ``selected`` clients.
 
     Clients train in the same blocks as in :func:`adapt`, since the last bit of a result may depend on them.
     """
-    blocks, tasks = _adapting(servers, this_round, clients, models)
-    places = np.searchsorted(clients, wanted)
+    blocks, tasks = _adapt_tasks(servers, this_round, clients, models)
+    positions = np.searchsorted(clients, selected)
     block_numbers = [
-        number for number, block in enumerate(blocks) if np.isin(range(block.start, block.stop), places).any()
+        number
+        for number, block in enumerate(blocks)
+        if np.isin(range(block.start, block.stop), positions).any()
     ]
-    rows = np.empty((len(wanted), servers.spec.P), np.float32)
+    rows = np.empty((len(selected), servers.spec.P), np.float32)
     for done in servers.backend.run([tasks[number] for number in block_numbers]):
         block = blocks[block_numbers[done.task]]
-        inside = (block.start <= places) & (places < block.stop)
-        rows[inside] = done.report[places[inside] - block.start]
+        inside = (block.start <= positions) & (positions < block.stop)
+        rows[inside] = done.report[positions[inside] - block.start]
     return rows
 
 
-def _adapting(
+def _adapt_tasks(
     servers: Servers,
     this_round: Round,
     clients: NDArray[np.int64],
@@ -354,7 +361,7 @@ def _adapting(
         block = slice(first, first + size)
         start = models[block]
         owners = clients[block].tolist() if layout.size else None
-        objects, states = _needed(servers, start.tolist(), owners)
+        objects, states = _task_inputs(servers, start.tolist(), owners)
         job = AdaptJob(
             round=this_round.round,
             stage=this_round.stage,
@@ -376,7 +383,7 @@ def _adapting(
     return blocks, tasks
 
 
-def _on_common(
+def _score_on_common(
     servers: Servers,
     owner: NDArray[np.int64],
     who: NDArray[np.int64],
@@ -389,18 +396,18 @@ def _on_common(
     """
     federation = servers.federation
     pairs, place = np.unique(np.stack([owner, federation.label_maps(who)]), axis=1, return_inverse=True)
-    step = max(1, _COMMON // len(federation.samples.y_test))
+    step = max(1, _COMMON_SAMPLES // len(federation.samples.y_test))
     scores = Score.zeros(pairs.shape[1], servers.spec.sums)
     for begin in range(0, pairs.shape[1], step):
         columns = slice(begin, begin + step)
         owners, maps = pairs[:, columns]
         tests = Ragged.of([federation.common_tests(label_map) for label_map in maps.tolist()])
-        plan = EvaluationPlan.of(owners, tests, servers.batch_size, batches=_PASSES)
-        scores.put(columns, _passes(servers, plan, assignment, "test", personal, local).scores(plan))
+        plan = EvaluationPlan.of(owners, tests, servers.batch_size, batches=_PASSES_PER_TASK)
+        scores.put(columns, _run_passes(servers, plan, assignment, "test", personal, local).scores(plan))
     return scores.take(place.ravel())
 
 
-def _needed(
+def _task_inputs(
     servers: Servers, models: Sequence[int], clients: Sequence[int] | None
 ) -> tuple[dict[Key, Ref], tuple[StateRow, ...]]:
     """The inputs of a task: these models, the states of the clients that own them, and where each state
@@ -413,21 +420,25 @@ def _needed(
     return {**objects, **states}, rows
 
 
-def _groups(samples: Sequence[NDArray[np.int32]], limit: int) -> list[list[int]]:
-    """Group jobs into tasks: jobs on the same samples, :data:`_MODELS` at a time; of the others, consecutive
-    jobs with at most ``limit`` samples."""
+def _job_groups(samples: Sequence[NDArray[np.int32]], limit: int) -> list[list[int]]:
+    """Group jobs into tasks: jobs on the same samples, :data:`_MODELS_PER_TASK` at a time; of the others,
+    consecutive jobs with at most ``limit`` samples."""
     by_samples: dict[bytes, list[int]] = {}
     for i, ids in enumerate(samples):
         by_samples.setdefault(ids.tobytes(), []).append(i)
     shared = [numbers for numbers in by_samples.values() if len(numbers) > 1]
     unshared = sorted(numbers[0] for numbers in by_samples.values() if len(numbers) == 1)
-    groups = [numbers[k : k + _MODELS] for numbers in shared for k in range(0, len(numbers), _MODELS)]
-    for group in _grouped([len(samples[i]) for i in unshared], limit):
+    groups = [
+        numbers[k : k + _MODELS_PER_TASK]
+        for numbers in shared
+        for k in range(0, len(numbers), _MODELS_PER_TASK)
+    ]
+    for group in _consecutive_groups([len(samples[i]) for i in unshared], limit):
         groups.append([unshared[k] for k in group])
     return groups
 
 
-def _grouped(sizes: Sequence[int], limit: int) -> list[list[int]]:
+def _consecutive_groups(sizes: Sequence[int], limit: int) -> list[list[int]]:
     """Groups of consecutive positions whose sizes sum to at most ``limit`` (or single positions)."""
     groups: list[list[int]] = []
     total = limit + 1

@@ -195,10 +195,10 @@ class _SamplingDriver(Driver):
         self.seconds += time.perf_counter() - start
         return evaluated
 
-    def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+    def _tested_clients(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         everyone = self.setup.present
         if self.config.evaluation.coreset is not None or len(everyone) <= _TESTED:
-            return super()._tested(state)
+            return super()._tested_clients(state)
         self.share = len(everyone) / _TESTED
         sampled = everyone[np.linspace(0, len(everyone) - 1, _TESTED).astype(np.int64)]
         return sampled, np.full(_TESTED, 1 / _TESTED)

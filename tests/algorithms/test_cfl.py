@@ -498,7 +498,7 @@ def test_cosines_in_tiles_and_sketches_in_blocks(block: int, monkeypatch: pytest
 def test_checkpoints_write_and_read_updates_a_few_at_a_time(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "_BLOCK", block)
+    monkeypatch.setattr(checkpoint, "_UPDATES_PER_FILE", block)
     rows = np.random.default_rng(0).standard_normal((7, 5)).astype(np.float32)
     clients, kept = keeper(rows).servers.updates.rows(InlineBackend())
     assert clients.tolist() == list(range(0, 14, 2))

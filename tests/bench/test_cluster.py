@@ -31,7 +31,7 @@ def test_the_double_loop_is_extrapolated_from_the_pairs_that_were_timed(monkeypa
 def test_every_size_is_a_row_of_a_process_of_its_own():
     ballast = np.ones(300_000_000 // 8)  # of this process, so none of a row's memory
     lines: list[str] = []
-    first, second = cluster.run((60, 300), beside=None, say=lines.append)
+    first, second = cluster.run((60, 300), compared_clients=None, say=lines.append)
     assert ballast.any()
     assert (first["clients"], first["way"], second["clients"]) == (60, "exact", 300)
     assert second["ari"] == 1

@@ -44,8 +44,10 @@ POPULATION = {
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every part answers at once."""
     monkeypatch.setattr(measure, "measure", lambda workload, *_: {**SPEED, "workload": workload.name})
-    monkeypatch.setattr(startup, "_cpu", lambda arguments, tries: 0.75)
-    monkeypatch.setattr(startup, "_elsewhere", lambda workload, *_: {"imports": 1.25, "first round": 2.0})
+    monkeypatch.setattr(startup, "_cpu_seconds", lambda arguments, tries: 0.75)
+    monkeypatch.setattr(
+        startup, "_in_new_process", lambda workload, *_: {"imports": 1.25, "first round": 2.0}
+    )
     monkeypatch.setattr(command.cluster, "run", lambda: [CLUSTERS])
     monkeypatch.setattr(command.population, "run", lambda: [POPULATION])
 

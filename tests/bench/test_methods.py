@@ -43,7 +43,7 @@ def test_what_was_measured_before_a_stop_is_not_measured_again(
 ) -> None:
     some = {name: methods.METHODS[name] for name in ("fedavg", "fednova", "scaffold")}
     monkeypatch.setattr(methods.run, "__defaults__", (5, [TINY], some, lambda line: None, None))
-    out, pairs = tmp_path / "figures.json", methods._pairs
+    out, pairs = tmp_path / "figures.json", methods._paired_turns
     measured: list[str] = []
 
     def stopped_at(last: str) -> Any:
@@ -56,12 +56,12 @@ def test_what_was_measured_before_a_stop_is_not_measured_again(
 
         return some_pairs
 
-    monkeypatch.setattr(methods, "_pairs", stopped_at("scaffold"))
+    monkeypatch.setattr(methods, "_paired_turns", stopped_at("scaffold"))
     with pytest.raises(KeyboardInterrupt):
         command.bench(["methods"], 1, out, Console(quiet=True))
     before = json.loads(out.read_text())
     assert [row["method"] for row in before["methods"] if "tiny_ms" in row] == ["fedavg", "fednova"]
-    monkeypatch.setattr(methods, "_pairs", stopped_at("nothing"))
+    monkeypatch.setattr(methods, "_paired_turns", stopped_at("nothing"))
     result = command.bench(["methods"], 1, out, Console(quiet=True))
     assert measured == ["fedavg", "fednova", "scaffold"]
     assert result["methods"][:2] == before["methods"][:2]

@@ -70,7 +70,7 @@ def test_states_one_by_one_or_together_are_the_same(
         return [np.asarray(part) for c in (0, 4, 8) for part in result.client_model(c).values()]
 
     together = models()
-    monkeypatch.setattr(host, "_CALL", 0)
+    monkeypatch.setattr(host, "_SHORT_STATE", 0)
     monkeypatch.setattr(base, "_CACHE_ELEMENTS", 1)
     for one, other in zip(together, models(), strict=True):
         np.testing.assert_array_equal(one, other)

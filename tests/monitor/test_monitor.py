@@ -368,13 +368,14 @@ def test_the_pace_of_rounds_that_are_heard_of_together(
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr(writer.time, "time", lambda: now[0])
-    monkeypatch.setattr(writer, "_BEAT", 3600)  # it looks when the run ends, and would say nothing then
+    # It looks when the run ends, and would say nothing then.
+    monkeypatch.setattr(writer, "_WRITE_INTERVAL", 3600)
     row = {"seconds": 0.5, "clients": 5, "train_loss": 0.5, "failures": 0, "accuracy_mean": None}
     monitor = Monitor(_status(rounds=1000), tmp_path, lambda event: None)
     for round in range(40):
         now[0] += 0.5
         monitor(RoundDone(round, 1000, row))
-    monitor._take()
+    monitor._handle_events()
     monitor._write()
     found = Status.read(tmp_path)
     assert found is not None

@@ -109,9 +109,9 @@ def test_a_client_actor_that_hangs_is_killed_and_its_work_done_again(
         if isinstance(event, RoundDone) and event.round == 0:
             hung.append(psutil.Process(backend.pids()[0]))
             hung[0].suspend()
-            backend.deadlines.given = 2.0  # the engine is compiled by now
+            backend.deadlines.fixed = 2.0  # the engine is compiled by now
         if isinstance(event, Note) and "client actor 0 (process" in event.text and "killed" in event.text:
-            backend.deadlines.given = None  # the new one compiles it again: how long that takes is no fault
+            backend.deadlines.fixed = None  # the new one compiles it again: how long that takes is no fault
 
     method = "mt_hfl, scaffold"
     expected = run({**settings, "algorithm": method, **METHODS[method]})
@@ -126,7 +126,7 @@ def test_a_hung_server_does_not_keep_a_run_from_stopping(
     settings: dict[str, Any], ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked to stop while the LPS is stopped: a checkpoint is written, and the run goes on from it."""
-    monkeypatch.setattr(processes, "_HURRY", 2.0)
+    monkeypatch.setattr(processes, "_HURRIED_DEADLINE", 2.0)
     stop: list[bool] = []
     before = actors("ServerActor")
 

@@ -79,7 +79,7 @@ def two_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     there = [{"NodeID": name, "Alive": True, "Resources": each} for name, each in resources.items()]
     monkeypatch.setattr("ray.nodes", lambda: there)
     monkeypatch.setattr("ray.state.available_resources_per_node", lambda: resources)
-    monkeypatch.setattr(nodes, "_asked", {LARGE: 80e9})
+    monkeypatch.setattr(nodes, "_known_gpu_bytes", {LARGE: 80e9})
 
 
 @pytest.mark.usefixtures("two_nodes")

@@ -46,11 +46,11 @@ def test_packed_actors_have_the_node_with_most_room_and_may_go_elsewhere(
 
 @pytest.mark.parametrize("mark", ["stays", "role=server"])
 def test_servers_go_where_the_mark_is(mark: str) -> None:
-    Placement(mark)._check(NODES, "a")
+    Placement(mark)._check_servers_on(NODES, "a")
     with pytest.raises(
         ConfigError, match=r"execution\.servers_on: the driver writes the run on this node, which"
     ):
-        Placement(mark)._check(NODES, "b")
+        Placement(mark)._check_servers_on(NODES, "b")
 
 
 @pytest.mark.parametrize("mark", ["gone", "role=other"])
@@ -58,7 +58,7 @@ def test_a_mark_that_no_node_has_is_refused(mark: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"no node of the cluster has '{mark}'; start those that stay with"
     ):
-        Placement(mark)._check(NODES, "a")
+        Placement(mark)._check_servers_on(NODES, "a")
 
 
 def test_ray_takes_these_options() -> None:

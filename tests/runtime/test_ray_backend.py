@@ -199,7 +199,7 @@ def test_what_replaces_lost_results_is_kept_only_as_long_as_these(backend: RayBa
         np.testing.assert_array_equal(backend.get(lost), model)  # it may be used as long as it is held
         del lost
         backend.get(ref)
-        kept.append(len(backend._instead))
+        kept.append(len(backend._replacements))
     assert kept == [0] * 6
 
 

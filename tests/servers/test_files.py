@@ -289,13 +289,13 @@ def test_a_long_table_is_read_again_only_when_it_has_grown_much(
     short: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_module, "_SHORT", short)
-    looks, read = [], checkpoint_module._Written._read
+    looks, read = [], checkpoint_module._TablePart._read
 
     def counted(self: Any, path: Path) -> list[str]:
         looks.append(self.bytes)
         return read(self, path)
 
-    monkeypatch.setattr(checkpoint_module._Written, "_read", counted)
+    monkeypatch.setattr(checkpoint_module._TablePart, "_read", counted)
     for number in range(100, 150):
         _checkpoint(number).save(tmp_path, keep=1)
     assert len(looks) == 50 if short > 1 else len(looks) <= 1 + 5  # 1.125 ** 5 > 150 / 100

@@ -298,10 +298,10 @@ def test_clients_meet_the_models_of_their_edge(cloud: dict[str, Any]) -> None:
         for model in range(2):
             one = local_losses(servers, who, 0 * who + model, federation.train, "train", (), SGD())
             np.testing.assert_allclose(both[:, model], one, rtol=1e-6)
-            servers.places, servers.edges = 1, None
+            servers.edge_count, servers.edges = 1, None
             place = 3 * model + np.array(EDGES)
             plain = local_losses(servers, who, place, federation.train, "train", (), SGD())
-            servers.places, servers.edges = 3, np.array(EDGES)
+            servers.edge_count, servers.edges = 3, np.array(EDGES)
             np.testing.assert_array_equal(one, plain)
     finally:
         backend.close()

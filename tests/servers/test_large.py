@@ -221,13 +221,13 @@ def test_a_run_of_large_models_has_the_bits_of_any_other(
     monkeypatch.setattr(calls, "CACHE_BYTES", 1)
     monkeypatch.setattr(calls, "MEMORY_BYTES", 1)
     counted = [0]
-    one_by_one = host.ClientHost._one_by_one
+    one_by_one = host.ClientHost._train_one_by_one
 
     def counting(self: host.ClientHost, job: Any, objects: Objects) -> Any:
         counted[0] += 1
         return one_by_one(self, job, objects)
 
-    monkeypatch.setattr(host.ClientHost, "_one_by_one", counting)
+    monkeypatch.setattr(host.ClientHost, "_train_one_by_one", counting)
     run = _runner(method, kind, fan_in, settings)
     usual = run()
     assert counted == [0]

@@ -239,7 +239,7 @@ def test_models_on_common_samples_are_planned_a_few_at_a_time(
 ) -> None:
     solo = {"algorithm": "solo", "partition": {"name": "relabelled", "clients": 6, "clusters": 2}}
     whole = run(**solo, evaluation=EVERYTHING).result.clients
-    monkeypatch.setattr("rayfl.servers.testing._COMMON", 1)
+    monkeypatch.setattr("rayfl.servers.testing._COMMON_SAMPLES", 1)
     pieces = run("seed=3", **solo, evaluation=EVERYTHING).result.clients
     assert whole["common_accuracy_last"].tolist() == pieces["common_accuracy_last"].tolist()
     assert whole["common_accuracy_last"].nunique() > 2

@@ -265,7 +265,7 @@ def test_client_states_are_found_where_they_are_and_packed() -> None:
         np.testing.assert_array_equal(rows[:, 1], ids)
         latest = {c: max(t for t in range(200) if t % 7 == c) for c in range(7)}
         np.testing.assert_array_equal(rows[:7, 0], [latest[c] for c in range(7)])
-        assert sum(states._rows.values()) <= 2 * len(states) + 256 + 3
+        assert sum(states._held.values()) <= 2 * len(states) + 256 + 3
         restored = ClientStates.restore(backend, ids, rows)
         np.testing.assert_array_equal(restored.fetch(backend)[1], rows)
         objects, places = restored.locate([399, 999, 3])

@@ -260,8 +260,8 @@ def test_rows_are_the_latest_wherever_they_are(
     monkeypatch.setattr(states_module, "WHOLE", 1000)
     monkeypatch.setattr(states_module, "SIZE", 400)
     monkeypatch.setattr(states_module, "PACK", 16)
-    monkeypatch.setattr(states_module, "_FEW", 200)
-    monkeypatch.setattr(states_module, "_SMALL_FILES", 4)
+    monkeypatch.setattr(states_module, "_SMALL_FILE_BYTES", 200)
+    monkeypatch.setattr(states_module, "_MAX_SMALL_FILES", 4)
     folder, rng = Shards(tmp_path / "rows", budget), np.random.default_rng(0)
     states, known = ClientStates(folder), dict[int, NDArray[np.float32]]()
     for turn in range(80):
@@ -281,7 +281,7 @@ def test_rows_are_the_latest_wherever_they_are(
         _checked(copy, before, backend)
         folder.collect(states.names)
         assert {path.name for path in (tmp_path / "rows").glob("*")} == states.names
-    assert sum(states._rows.values()) <= 2 * len(states) + 16
+    assert sum(states._held.values()) <= 2 * len(states) + 16
     assert len(states.names) < 40
 
 
@@ -290,7 +290,7 @@ def test_what_is_written_is_what_has_changed(
 ) -> None:
     """1,000 clients, 20 in each of 300 rounds with a checkpoint each: half as much again for packing."""
     monkeypatch.setattr(states_module, "WHOLE", 0)
-    monkeypatch.setattr(states_module, "_FEW", 0)
+    monkeypatch.setattr(states_module, "_SMALL_FILE_BYTES", 0)
     folder, rng, sizes = Shards(tmp_path / "rows"), np.random.default_rng(0), list[int]()
     states, write = ClientStates(folder), folder.write
 

@@ -188,7 +188,7 @@ def test_a_long_history_of_clusters_is_written_when_it_has_grown_much(
     long: int, cfl: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After 200 entries; in between the file is as it was, and at the end complete."""
-    monkeypatch.setattr("rayfl.servers.records._LONG", long)
+    monkeypatch.setattr("rayfl.servers.records._LONG_TIMELINE", long)
     log: list[str] = []
     monkeypatch.setattr(files, "watch", lambda action, path: log.append(f"{action} {path.name}"))
     federation = build(load(cfl))[0][0].federation

@@ -28,11 +28,11 @@ def ids(*numbers: int) -> NDArray[np.int32]:
 
 
 def test_models_tested_on_the_same_samples_are_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(testing, "_MODELS", 2)
+    monkeypatch.setattr(testing, "_MODELS_PER_TASK", 2)
     a, b = ids(1, 2), ids(3)
     jobs = [a, b, ids(4), a.copy(), b.copy(), ids(5, 6), a.copy(), ids(7)]
-    assert testing._groups(jobs, limit=3) == [[0, 3], [6], [1, 4], [2, 5], [7]]
-    assert testing._groups([], limit=3) == []
+    assert testing._job_groups(jobs, limit=3) == [[0, 3], [6], [1, 4], [2, 5], [7]]
+    assert testing._job_groups([], limit=3) == []
 
 
 def test_samples_are_read_once_unless_a_network_changes_them() -> None:
@@ -65,8 +65,10 @@ def test_losses_of_texts_are_means_over_their_words(monkeypatch: pytest.MonkeyPa
     )
     sums = SimpleNamespace(losses=2.0 * np.array([3, 30]))
     plan = SimpleNamespace(gather=lambda correct, losses: sums)
-    monkeypatch.setattr(testing, "_of_all_models", lambda *given: (plan, [[]]))
-    monkeypatch.setattr(testing, "_passes", lambda *given, **more: SimpleNamespace(scores=lambda plan: sums))
+    monkeypatch.setattr(testing, "_losses_of_all_models", lambda *given: (plan, [[]]))
+    monkeypatch.setattr(
+        testing, "_run_passes", lambda *given, **more: SimpleNamespace(scores=lambda plan: sums)
+    )
     assert testing.losses(servers, np.arange(2), lists, "train").tolist() == [[2.0], [2.0]]
     servers.serving = lambda served, clients: (servers, served)
     served = np.zeros(2, np.int64)
@@ -92,8 +94,8 @@ def test_results_do_not_depend_on_what_is_kept(tmp_path: Any, monkeypatch: pytes
 
     monkeypatch.setattr(Batches, "train", counted)
     results, counts = [], []
-    for name, most in (("kept", host._KEPT), ("not", 0)):
-        monkeypatch.setattr(host, "_KEPT", most)
+    for name, most in (("kept", host._KEPT_BYTES), ("not", 0)):
+        monkeypatch.setattr(host, "_KEPT_BYTES", most)
         reads[0] = 0
         results.append(run({**IFCA, "output": {"root": str(tmp_path / name), "report": False}}))
         counts.append(reads[0])
@@ -128,9 +130,12 @@ def test_choices_compute_losses_alone_with_the_same_bits(
         for k in range(mine.shape[1]):
             use = np.full(samples.offsets.size - 1, k)
             plan = testing.EvaluationPlan.of(
-                servers.everywhere(use)[clients], samples.take(clients), servers.batch_size, testing._PASSES
+                servers.everywhere(use)[clients],
+                samples.take(clients),
+                servers.batch_size,
+                testing._PASSES_PER_TASK,
             )
-            sums = testing._passes(servers, plan, None, part, (), SGD()).scores(plan).losses
+            sums = testing._run_passes(servers, plan, None, part, (), SGD()).scores(plan).losses
             assert (sums / samples.take(clients).sizes == mine[:, k]).all()
         return mine
 
@@ -155,7 +160,7 @@ def test_mixtures_of_a_block_are_those_of_each_bit_for_bit() -> None:
         weights = tuple(random.dirichlet(np.ones(len(parts))).tolist())
         mixtures["model", number] = Mixture(parts, weights)
     objects = {**models, **mixtures}
-    found = host._mixed(objects, "model", [1, 4, 3, 8, 5], 50)
+    found = host._stack_models(objects, "model", [1, 4, 3, 8, 5], 50)
     assert (found[0] == models["model", 1]).all()
     for row, number in enumerate([4, 3, 8, 5], start=1):
         mixture = mixtures["model", number]
