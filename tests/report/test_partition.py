@@ -156,7 +156,7 @@ def test_every_stage_is_what_the_run_will_have(tmp_path: Path) -> None:
     config = load({**DIGITS, "rounds": 5, "events": events}, TWO_TASKS)
     stages, _ = building.build(config)
     found = partition.views(config, ["emd"])
-    assert [each.of for each in found] == [3, 3, 3]
+    assert [each.stage_count for each in found] == [3, 3, 3]
     assert [each.present.tolist() for each in found] == [[0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 2, 3, 4]]
     assert [each.folder for each in found] == ["", "round-2", "round-3"]
     for each, stage in zip(found, stages, strict=True):
