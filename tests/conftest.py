@@ -187,6 +187,17 @@ def forgotten_parts() -> Iterator[None]:
     plugins._loaded.update(loaded)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def plugins_of_the_module() -> Iterator[None]:
+    """Later modules of the process run without the plug-ins of this one, which the Ray they share lacks."""
+    from rayfl import plugins
+
+    loaded = dict(plugins._loaded)
+    yield
+    plugins._loaded.clear()
+    plugins._loaded.update(loaded)
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """Ray with four logical CPUs and GPUs, so that several actors and fractions fit on any machine."""
