@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.study import claims as claim_rules
 from rayfl.study import searching, tables, tuning
 from rayfl.study.claims import Judgement, Statement
-from rayfl.study.file import Claim, StudyFile
+from rayfl.study.file import Claim, StudyFile, shown
 from rayfl.study.plan import PlannedRun, place_of, plan, points
 from rayfl.study.results import Results, check_columns
 from rayfl.study.running import is_finished
@@ -140,17 +139,7 @@ def _check_at(claim: Claim, axis: str, point: Any, axes: Mapping[str, Sequence[s
     def fail(what: str, remedy: str) -> ConfigError:
         return ConfigError(f"claims: {claim.claim!r}: at", what, remedy)
 
-    claim_rules.point_of(claim_rules.axis_of(axis, axes, fail), _point_text(point), axes, fail)
-
-
-def _point_text(point: Any) -> str:
-    return (
-        f"{point:g}"
-        if isinstance(point, float)
-        else json.dumps(point)
-        if isinstance(point, bool)
-        else str(point)
-    )
+    claim_rules.point_of(claim_rules.axis_of(axis, axes, fail), shown(point), axes, fail)
 
 
 def _figure_claims(study: StudyFile, expected: Any) -> list[Claim]:
@@ -178,7 +167,7 @@ def judge(prepared: Prepared, results: Results) -> list[Judgement]:
         fail = ConfigError  # checked before
         at = {
             claim_rules.axis_of(a, axes, fail): claim_rules.point_of(
-                claim_rules.axis_of(a, axes, fail), _point_text(p), axes, fail
+                claim_rules.axis_of(a, axes, fail), shown(p), axes, fail
             )
             for a, p in claim.at.items()
         }
@@ -186,15 +175,15 @@ def judge(prepared: Prepared, results: Results) -> list[Judgement]:
         for point in points(prepared.study):
             if any(point[axis] != name for axis, name in at.items()):
                 continue
-            shown = {axis: name for axis, name in point.items() if axis not in fixed}
-            if place_of(shown) in judged:
+            varying = {axis: name for axis, name in point.items() if axis not in fixed}
+            if place_of(varying) in judged:
                 continue
-            judged.add(place_of(shown))
+            judged.add(place_of(varying))
             judgement = claim_rules.judge(statement, point, results.values)
             judgements.append(
                 Judgement(
                     statement,
-                    shown,
+                    varying,
                     judgement.interval,
                     judgement.verdict,
                     judgement.why,

@@ -64,6 +64,24 @@ def test_a_study_file_is_read_whole(tmp_path: Path) -> None:
     assert len(prepared.candidates) == 3 * 2
 
 
+@pytest.mark.parametrize(
+    ("axis", "points", "at"),
+    [("clustering.max_flags", [None, 3], None), ("evaluation.common", [True, False], False)],
+)
+def test_a_claim_may_name_a_point_that_is_no_number(
+    axis: str, points: list[Any], at: Any, tmp_path: Path
+) -> None:
+    study = {
+        "name": "s",
+        "settings": {"data": "digits"},
+        "methods": {"PACFL": {"algorithm": "pacfl"}},
+        "grid": {axis: points},
+        "seeds": 0,
+        "claims": [{"claim": "PACFL.accuracy_mean > 0", "at": {axis: at}}],
+    }
+    assert len(prepare(take(study, tmp_path)).statements) == 1
+
+
 def test_a_column_with_a_number_may_be_in_quotes(tmp_path: Path) -> None:
     study = take(parse(GOOD.replace("rounds_to: 80", '"rounds_to: 80", "bytes_to: 7.5"')), tmp_path)
     assert study.report.names == ("accuracy_mean", "rounds_to_80", "bytes_to_7.5")
