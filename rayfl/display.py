@@ -384,11 +384,6 @@ def _width(lines: Sequence[Sequence[str]], columns: bool = False) -> int:
     return 1 + sum(1 + max(Text.from_markup(cell).cell_len for cell in column) for column in table_columns)
 
 
-def _clustered(summary: Mapping[str, Any]) -> bool:
-    """Whether the method has clustered the clients, though it may have found one cluster."""
-    return summary["ari"] is not None or summary["clusters"] > 1 or bool(summary.get("by_cluster"))
-
-
 def _accuracies(summary: Mapping[str, Any]) -> tuple[str, str, str]:
     error = "" if summary.get("accuracy_se") is None else f" ± {summary['accuracy_se']:.1f}"
     worst, variance = (number(summary[name], 1) for name in ("accuracy_worst10", "accuracy_var"))

@@ -185,6 +185,15 @@ def named(settings: Mapping[str, Any], default: Section) -> Mapping[str, Any]:
     return settings if name is None or "name" in settings else {"name": name, **settings}
 
 
+def dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All settings of nested sections, as dotted names and values."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 class Registry(Mapping[str, type[PartT]]):
     """The parts of one kind by name, in alphabetical order: rayfl's own, and those that plug-ins bring.
 

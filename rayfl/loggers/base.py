@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from rayfl.errors import ConfigError, RayflError
 from rayfl.events import Listener, Note, RunEvent
-from rayfl.settings import Section
+from rayfl.settings import Section, dotted
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class LoggedRun:
 
     def settings(self) -> dict[str, Any]:
         """The config as a flat table: values by their dotted names."""
-        return dict(_leaves(self.config))
+        return dict(dotted(self.config))
 
     def remembered(self, logger: str) -> dict[str, Any]:
         """What a logger stored about this run before it was stopped, such as an id; empty at first."""
@@ -52,14 +52,6 @@ class LoggedRun:
             contents = json.loads((self.path / "loggers.json").read_text(encoding="utf-8"))
             return contents if isinstance(contents, dict) else {}
         return {}
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 class Log:

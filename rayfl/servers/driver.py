@@ -50,6 +50,7 @@ from rayfl.servers.rounds import AskedReport, Progress, Round, train, unadapted
 from rayfl.servers.serialisation import flatten
 from rayfl.servers.shards import Shards
 from rayfl.servers.states import ClientStates, Rows
+from rayfl.settings import dotted
 from rayfl.training import complement, length
 from rayfl.training.reports import ClientReport, Reports
 from rayfl.training.server import ServerTraining
@@ -344,7 +345,7 @@ class Driver:
 
         A relative path, as stored by earlier versions, equals its absolute path.
         """
-        for name, was in _leaves(saved):
+        for name, was in dotted(saved):
             now: Any = self._fixed_settings()
             for key in name.split("."):
                 now = now.get(key, was) if isinstance(now, dict) else was
@@ -830,15 +831,6 @@ class Driver:
     def _last_round(self, state: ServerState) -> Round:
         """The last complete round, with an empty cohort."""
         return self._round_of(replace(state, round=max(0, state.round - 1)), Plan.nobody())
-
-
-def _leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """All settings of nested sections, as dotted names and values."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def tensors_of(spec: ModelSpec, vector: NDArray[np.float32]) -> dict[str, torch.Tensor]:
