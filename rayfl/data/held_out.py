@@ -44,7 +44,7 @@ def read(dataset: Dataset, root: Path, public: int, seed: int, scaling: Scaling 
 
 
 def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Samples:
-    """Move random training samples to ``x_server``; every domain keeps at least one, as do all data.
+    """Move random training samples to ``x_server``; every domain keeps at least one.
 
     Args:
         samples: the data.

@@ -20,7 +20,7 @@ from rayfl.config import reload
 from rayfl.config.text import NOT_YAML, dump, parse
 from rayfl.errors import ConfigError, Damaged, Held
 from rayfl.rundir import RunDirectory
-from rayfl.study.inputs import named
+from rayfl.study.inputs import portable_settings
 from rayfl.study.plan import PlannedRun, key_of
 from rayfl.study.running import directory_of, is_finished, name_of
 
@@ -134,7 +134,7 @@ def _unpack(path: Path, run: PlannedRun) -> dict[str, bytes]:
 
 def _portable_config(run: PlannedRun) -> str:
     """The run's config without the paths of this machine."""
-    settings = named(run.config)
+    settings = portable_settings(run.config)
     settings["plugins"] = [Path(name).name for name in settings["plugins"]]
     settings["output"] = {**settings["output"], "root": "runs"}
     return dump(settings)

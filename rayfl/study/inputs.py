@@ -81,8 +81,10 @@ def _named_files(value: Any, relative: bool) -> Iterator[Path]:
             yield from map(Path, sorted(glob.glob(str(value), recursive=True)))
 
 
-def named(config: Config) -> dict[str, Any]:
-    """The settings of a config, with only the last part of the paths of the user's files and folders."""
+def portable_settings(config: Config) -> dict[str, Any]:
+    """The settings of a config, with only the last part of the paths of the user's files and folders, and
+    without the folder of downloaded datasets.
+    """
     names = {str(path): path.name for path in inputs_of(config) if path.is_absolute()}
 
     def without_folders(value: Any, setting: str = "") -> Any:
@@ -94,13 +96,15 @@ def named(config: Config) -> dict[str, Any]:
             return value
         if value in names:
             return names[value]
-        if setting == "root":  # where rayfl keeps what it downloads
-            return None
         function = setting == "target" and ":" in value
         pattern = glob.has_magic(value) and any(path in names for path in glob.glob(value, recursive=True))
         return os.path.basename(value) if function or pattern else value
 
-    return {name: without_folders(value) for name, value in config.to_dict().items()}
+    settings = config.to_dict()
+    root = settings["data"].get("root")
+    if root is not None and root not in names:  # where rayfl keeps what it downloads
+        settings["data"]["root"] = None
+    return {name: without_folders(value) for name, value in settings.items()}
 
 
 def _holds_working_directory(folder: Path) -> bool:

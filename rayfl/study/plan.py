@@ -22,7 +22,7 @@ from rayfl.config.text import as_value
 from rayfl.errors import ConfigError
 from rayfl.models.module import OwnModule
 from rayfl.study.file import Settings, StudyFile, overrides_of, shown
-from rayfl.study.inputs import Seen, content_of, inputs_of, named, parts_in, seen
+from rayfl.study.inputs import Seen, content_of, inputs_of, parts_in, portable_settings, seen
 
 _UNHASHED_SECTIONS = ("name", "plugins", "output")
 """Sections that change no number of a run."""
@@ -87,7 +87,9 @@ def key_of(config: Config) -> str:
     contents, not by their location; for a folder of many images the names, sizes and times of its files
     count. Datasets that rayfl downloads count by name.
     """
-    settings = {name: value for name, value in named(config).items() if name not in _UNHASHED_SECTIONS}
+    settings = {
+        name: value for name, value in portable_settings(config).items() if name not in _UNHASHED_SECTIONS
+    }
     for section, name in _UNHASHED_SETTINGS.items():
         if name in settings[section]:
             settings[section][name] = type(getattr(config, section)).model_fields[name].default

@@ -239,6 +239,13 @@ def test_where_downloads_lie_and_how_models_are_spread_do_not_count(tmp_path: Pa
     fashion = {"name": "fashion_mnist"}
     assert key(data={**fashion, "root": str(tmp_path / "downloads")}) == key(data=fashion)
     assert key(hierarchy={"lps_actors": 5}) == key()
+    write(tmp_path / "keyed_rooted.py", "def load(root):\n    raise AssertionError\n")
+    target = f"{tmp_path / 'keyed_rooted.py'}:load"
+    functions = [
+        key(data={"name": "python", "target": target, "kwargs": {"root": root}, "test_fraction": 0.2})
+        for root in ("/nowhere/one", "/nowhere/two")  # an argument of one's own is no folder of downloads
+    ]
+    assert functions[0] != functions[1]
     data = shards(tmp_path, 0)
     assert key(**{**data, "data": {**data["data"], "cache_gb": 2}}) == key(**data)
 
