@@ -178,13 +178,9 @@ def test_engines_agree(texts: dict[str, Any], network: str, engine: str) -> None
     torch.testing.assert_close(models[0], models[1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("padding", [None, 0, -2])
-def test_an_own_recurrent_network_trains_in_the_batched_engine(padding: int | None) -> None:
-    """Its inputs are words, as those of rayfl's own; the row of the padding learns nothing."""
-    model = MODELS["module"](target=f"{HERE}:Recurrent", task="words", kwargs={"padding": padding})
-    spec = ModelSpec.of(model, (LENGTH,), WORDS, 0)
-    assert choose_engine(spec)[0] == "batched"
-    batches = Batches(random_texts(LENGTH, WORDS), torch.device("cpu"))
+def assert_batched_is_the_loop(spec: ModelSpec, samples: Samples) -> None:
+    """Two clients of different sizes train to the same models in both engines."""
+    batches = Batches(samples, torch.device("cpu"))
     start, indices = torch.from_numpy(spec.initial()).expand(2, -1), [np.arange(12), np.arange(20, 25)]
     loop, batched = (
         engine(spec, batches, 0).train(LocalWork(2, 5, 0.5), 0, [0, 1], indices, start)
@@ -192,6 +188,15 @@ def test_an_own_recurrent_network_trains_in_the_batched_engine(padding: int | No
     )
     assert not loop.failures
     torch.testing.assert_close(batched.rows, loop.rows, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("padding", [None, 0, -2])
+def test_an_own_recurrent_network_trains_in_the_batched_engine(padding: int | None) -> None:
+    """Its inputs are words, as those of rayfl's own; the row of the padding learns nothing."""
+    model = MODELS["module"](target=f"{HERE}:Recurrent", task="words", kwargs={"padding": padding})
+    spec = ModelSpec.of(model, (LENGTH,), WORDS, 0)
+    assert choose_engine(spec)[0] == "batched"
+    assert_batched_is_the_loop(spec, random_texts(LENGTH, WORDS))
 
 
 @pytest.mark.parametrize(
@@ -213,14 +218,7 @@ def test_the_last_state_of_an_lstm_trains_in_the_batched_engine(depth: int, stat
     assert choose_engine(spec)[0] == "batched"
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, WORDS, (30, LENGTH)).astype(np.int32), rng.integers(0, 3, 30)
-    batches = Batches(Samples("classified", x, y, x, y, 3), torch.device("cpu"))
-    start, indices = torch.from_numpy(spec.initial()).expand(2, -1), [np.arange(12), np.arange(20, 26)]
-    loop, batched = (
-        engine(spec, batches, 0).train(LocalWork(2, 5, 0.5), 0, [0, 1], indices, start)
-        for engine in (LoopEngine, BatchedEngine)
-    )
-    assert not loop.failures
-    torch.testing.assert_close(batched.rows, loop.rows, rtol=1e-4, atol=1e-6)
+    assert_batched_is_the_loop(spec, Samples("classified", x, y, x, y, 3))
 
 
 @pytest.mark.parametrize(
