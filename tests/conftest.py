@@ -36,6 +36,7 @@ BEGUN_FIRST = ("ray", "tests/story/test_story.py")
 """What takes minutes: at the end, the other processes would wait for it."""
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Of several workers (``-n``) each takes whole files, but one takes all tests that start Ray in it."""
     from xdist.scheduler import LoadFileScheduling

@@ -157,6 +157,21 @@ def _leaves(value: object, prefix: str) -> Iterator[tuple[str, type, Any]]:
             yield prefix + name, kind, entry
 
 
+def _options(hint: Any) -> Iterator[Any]:
+    """The members of a union, or the hint itself, with type aliases resolved.
+
+    ``NDArray`` is such an alias from NumPy 2.5 on, and so are those of ``type`` statements.
+    """
+    aliased = getattr(get_origin(hint) or hint, "__value__", None)
+    if aliased is not None:
+        yield from _options(aliased)
+    elif get_origin(hint) in (Union, UnionType):
+        for option in get_args(hint):
+            yield from _options(option)
+    else:
+        yield hint
+
+
 def _field_types(kind: type) -> dict[str, tuple[type, bool]]:
     """The class of each field's values, and whether it may be None."""
     try:
@@ -171,7 +186,7 @@ def _field_types(kind: type) -> dict[str, tuple[type, bool]]:
         if not member.init:  # csr_array computes it from the others
             continue
         hint = hints[member.name]
-        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        options = tuple(_options(hint))
         classes = [get_origin(option) or option for option in options if option is not NoneType]
         allowed = len(classes) == 1 and (
             classes[0] in _SCALARS or classes[0] in (np.ndarray, sp.csr_array) or is_dataclass(classes[0])

@@ -7,7 +7,7 @@ import json
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import hypothesis
 import numpy as np
@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
+from typing_extensions import TypeAliasType
 
 import rayfl
 from rayfl.algorithms import Algorithm, ServerState, Setup, per_client, per_model
@@ -193,6 +194,34 @@ def test_numbers_of_numpy_are_numbers():
     state = State(np.int64(3), 1, np.zeros(2, np.int64), flag=np.True_, number=np.float32(0.5))
     back = through_json(state)
     assert [type(value) for value in (back.round, back.flag, back.number)] == [int, bool, float]
+
+
+# As NumPy's NDArray is since version 2.5, and what ``type`` statements make.
+_T = TypeVar("_T", bound=np.generic)
+Arrays = TypeAliasType("Arrays", np.ndarray[Any, np.dtype[_T]], type_params=(_T,))
+Perhaps = TypeAliasType("Perhaps", Arrays[np.int64] | None)
+Words = TypeAliasType("Words", list[str])
+
+
+@dataclass(frozen=True)
+class Aliased(ServerState):
+    seen: Arrays[np.float64] = field(default_factory=lambda: np.empty(0))
+    perhaps: Arrays[np.float64] | None = None
+    sizes: Perhaps = None
+
+
+@dataclass(frozen=True)
+class Spoken(ServerState):
+    words: Words | None = None
+
+
+def test_aliases_of_types_are_the_types_behind_them():
+    for arrays in ({}, {"perhaps": np.ones(2)}, {"sizes": np.arange(3)}):
+        assert_same_state(through_json(Aliased(*BEGUN, seen=np.arange(2.0), **arrays)), Aliased(
+            *BEGUN, seen=np.arange(2.0), **arrays
+        ))  # fmt: skip
+    with pytest.raises(StateError, match=r"Spoken.words: no state can hold .*Words"):
+        flatten(Spoken(*BEGUN))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rayfl.training.batched import BatchedEngine
 from rayfl.training.batched.graphs import CudaRecorder
 from rayfl.training.batches import Batches
 from rayfl.training.device import open_device
-from rayfl.training.engine import COARSER, open_engine
+from rayfl.training.engine import COARSER, ENGINES, open_engine
 from rayfl.training.loop import LoopEngine
 from tests.runs import METHODS, TASKS
 from tests.training.conftest import make_samples
@@ -116,10 +116,12 @@ def test_graphs_are_used(case: str, gpu: torch.device) -> None:
     assert engine.recorded is not None
 
 
-def test_training_repeats_bit_by_bit(gpu: torch.device) -> None:
-    spec, samples, sizes = make_case("lenet5")
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("case", [*MODEL_CASES, "grouped"])
+def test_training_repeats_bit_by_bit(case: str, engine: str, gpu: torch.device) -> None:
+    spec, samples, sizes = make_case(case)
     one, other = (
-        rounds(open_engine("batched", spec, Batches(samples, gpu), 0)[0], PLAIN, sizes) for _ in range(2)
+        rounds(open_engine(engine, spec, Batches(samples, gpu), 0)[0], PLAIN, sizes) for _ in range(2)
     )
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a.rows, b.rows)
