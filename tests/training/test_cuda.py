@@ -67,7 +67,8 @@ def test_the_engine_equals_the_loop(case: str, gpu: torch.device) -> None:
     batches, work = Batches(samples, gpu), replace(PLAIN, epochs=2, momentum=0.5)
     ends = [rounds(make(spec, batches, 0), work, sizes) for make in (BatchedEngine, LoopEngine)]
     found = gaps(*ends, spec)
-    assert found[len(found) // 2] < 1e-5
+    # cuDNN's repeatable algorithms include Winograd's, which round by 1e-5 in a step; TF32 would by 1e-3.
+    assert found[len(found) // 2] < 1e-4
     assert found[-1] < 1e-2  # a maximum of equals
 
 

@@ -120,9 +120,8 @@ def test_a_run_in_reduced_precision_trains_there(
     ("network", "settings", "engine"),
     [
         ("W3: MLP", {"clients": 2}, "batched on pretended with graphs"),
-        # A tape of operations, unlike a graph of kernels, cannot be replayed below torch.func.
         pytest.param(
-            *("skip, 8 x 8 grey", {"clients": 2, "samples": 2}, "vmap on pretended without graphs"),
+            *("skip, 8 x 8 grey", {"clients": 2, "samples": 2}, "batched on pretended with graphs"),
             marks=pytest.mark.slow,
         ),
     ],

@@ -123,7 +123,7 @@ class FixedMemory:
             self._flat.pop(name, None)  # before a larger one takes its place
             self._flat[name] = flat = torch.empty(size, dtype=dtype, device=self._device)
             self.moves += 1
-        return flat[:size].view(*shape)
+        return flat[:size].view(tuple(shape))
 
     def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a tensor of any shape to its fixed address."""

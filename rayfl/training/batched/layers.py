@@ -10,6 +10,7 @@ Each layer keeps what its backward pass needs between :meth:`Layer.forward` and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -30,6 +31,11 @@ for each: with BatchNorm 2.4 times as fast for ten samples of 16 x 8 x 8."""
 
 _CACHED_NUMBERS = 1 << 20
 """Such outputs of all clients together above which it is not: they no longer fit in the cache."""
+
+_COLUMN_BYTES, _CLIENTS_COLUMN_BYTES = 1 << 29, 1 << 25
+"""Bytes of the windows of all clients, and of one, up to which a GPU gathers them as columns. Measured on an
+H100: for several clients a product of columns takes 0.4 to 0.9 of the time of a convolution in groups, except
+for images with 3 channels, or 32 and windows of 5 x 5 (1.3 to 2 times); beyond these sizes 1.3 times."""
 
 Pair = tuple[int, int]
 """A setting for the height and one for the width of an image."""
@@ -105,7 +111,12 @@ class Linear(Layer):
 
 
 class Conv2d(Layer):
-    """Convolution: one call per client on a CPU; one grouped call for all on a GPU, and for small images."""
+    """Convolution: one call per client on a CPU; for small images, and on a GPU, one grouped call for all.
+
+    For several clients with small images a GPU gathers all windows as columns, and multiplies matrices.
+    cuDNN's repeatable algorithms are slower for convolutions in groups, and Winograd's, which is among them,
+    rounds gradients of 5 x 5 windows by 3e-4 to 1e-3.
+    """
 
     def __init__(
         self, stride: Pair, padding: Pair, dilation: Pair, groups: int, channels: int, kernel: Pair
@@ -124,6 +135,9 @@ class Conv2d(Layer):
         weight = self.weight.value
         bias = None if self.bias is None else self.bias.value
         outputs = self._outputs(x)
+        self._columns: torch.Tensor | None = None
+        if on_gpu(x) and self._columns_pay(x):
+            return self._forward_by_columns(x, weight, bias)
         small = outputs <= _SMALL_CONVOLUTION and len(x) * outputs <= _CACHED_NUMBERS
         self._grouped = on_gpu(x) or (small and len(x) > 1)
         if self._grouped:
@@ -146,7 +160,9 @@ class Conv2d(Layer):
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         x, weight = self._x, self.weight.value
-        if self._grouped:
+        if self._columns is not None:
+            dx, dw, db = self._backward_by_columns(dy, self._columns, need_input)
+        elif self._grouped:
             dx, dw, db = self._grouped_backward(dy, need_input)
         else:
             parts = [
@@ -166,11 +182,22 @@ class Conv2d(Layer):
             self.bias.descend(db)
         return dx
 
+    def _sides(self, x: torch.Tensor) -> Pair:
+        """Height and width of the output."""
+        sizes = zip(x.shape[3:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        height, width = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes)
+        return height, width
+
     def _outputs(self, x: torch.Tensor) -> int:
         """Number of outputs for the samples ``(B, channels, height, width)`` of a client."""
-        sizes = zip(x.shape[3:], self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        sides = [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes]
-        return int(x.shape[1] * self.weight.value.shape[1] * sides[0] * sides[1])
+        return int(x.shape[1] * self.weight.value.shape[1] * math.prod(self._sides(x)))
+
+    def _columns_pay(self, x: torch.Tensor) -> bool:
+        """Whether columns take less time than a convolution in groups on a GPU, and fit its memory."""
+        pixels = x.shape[1] * math.prod(self._sides(x))
+        column_bytes = 4 * pixels * self.channels * math.prod(self.kernel)
+        few = column_bytes <= _CLIENTS_COLUMN_BYTES and len(x) * column_bytes <= _COLUMN_BYTES
+        return few and len(x) > 1 and self.groups == 1
 
     def _needed_gradients(self) -> tuple[bool, bool]:
         """Whether the gradients of the weight and of the bias are needed."""
@@ -193,6 +220,45 @@ class Conv2d(Layer):
             groups,
             output_mask,
         )
+
+    def _forward_by_columns(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """A product of each client's kernels with all windows of its images."""
+        (top, left), (height, width) = self.padding, self._sides(x)
+        x = functional.pad(x, (left, left, top, top)) if top or left else x.contiguous()
+        clients, batch, channels = x.shape[:3]
+        of_client, of_sample, of_channel, of_row, of_pixel = x.stride()
+        down, right = self.stride
+        windows = x.as_strided(
+            (clients, channels, *self.kernel, batch, height, width),
+            (
+                *(of_client, of_channel, self.dilation[0] * of_row, self.dilation[1] * of_pixel),
+                *(of_sample, down * of_row, right * of_pixel),
+            ),
+        )
+        self._columns = windows.reshape(clients, -1, batch * height * width)
+        y = torch.bmm(weight.flatten(2), self._columns)
+        if bias is not None:
+            y.add_(bias.unsqueeze(2))
+        return y.view(clients, -1, batch, height, width).transpose(1, 2)
+
+    def _backward_by_columns(
+        self, dy: torch.Tensor, columns: torch.Tensor, need_input: bool
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        clients, batch = dy.shape[:2]
+        weight, dy = self.weight.value, dy.transpose(1, 2).reshape(clients, dy.shape[2], -1)
+        of_weight, of_bias = self._needed_gradients()
+        dw = torch.bmm(dy, columns.transpose(1, 2)).view_as(weight) if of_weight else None
+        db = dy.sum(2) if of_bias else None
+        if not need_input:
+            return None, dw, db
+        dcolumns = torch.bmm(weight.flatten(2).transpose(1, 2), dy)
+        dcolumns = dcolumns.view(clients, dcolumns.shape[1], batch, -1).transpose(1, 2).flatten(0, 1)
+        dx = functional.fold(
+            dcolumns, self._x.shape[3:], self.kernel, self.dilation, self.padding, self.stride
+        )
+        return dx.view_as(self._x), dw, db
 
     def _grouped_forward(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None

@@ -78,6 +78,8 @@ class VmapNetwork(Network):
         Unsupported: for networks that draw random numbers other than dropout's, or any in reduced precision.
     """
 
+    counts = True  # for a BatchNorm, which may be called anywhere in the forward pass
+
     def __init__(self, spec: ModelSpec, precision: Precision = "float32") -> None:
         super().__init__(spec)
         self._precision = precision
@@ -94,7 +96,7 @@ class VmapNetwork(Network):
         self.draws = bool(self._draws)
         if self.draws and precision != "float32":
             raise Unsupported(f"it draws random numbers in {precision}")
-        self._lengths: Sequence[int] | None = None
+        self._padded, self._least = False, 0
         in_dims = 0, 0, None, 0, 0, 0, 0
         self._gradients: Any = vmap(grad_and_value(self._loss, has_aux=True), in_dims=in_dims)
         self._outputs_of_all: Any = vmap(self._outputs, in_dims=(0, 0, None, 0, 0, 0))
@@ -127,11 +129,10 @@ class VmapNetwork(Network):
         """One client's outputs, and its buffers after the forward pass; ``factors`` are those of dropout."""
         values = {**parameters, **buffers, **extra_buffers}
         counted = (weights > 0).to(weights.dtype)
-        least = len(x) if self._lengths is None else min(self._lengths)
         # torch.func has no BatchNorm of bfloat16 with statistics in float32.
-        replace_norm = self._lengths is not None or self._precision != "float32"
+        replace_norm = self._padded or self._precision != "float32"
         dropping = dropout.given(factors) if self.draws else nullcontext()
-        with dropping, _WithoutPadding(counted, least) if replace_norm else nullcontext():
+        with dropping, _WithoutPadding(counted, self._least) if replace_norm else nullcontext():
             # Autocast would keep its cache of rounded weights beyond the function that is vectorised.
             network = partial(functional_call, self._module, values)
             outputs = forward(network, x, self._precision, cached=False)
@@ -163,11 +164,19 @@ class VmapNetwork(Network):
         }
 
     @override
+    def move(self, copy: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+        super().move(copy)
+        # Steps write to them, too: BatchNorm counts its batches.
+        self._extra_on_device = {name: copy(f"extra {name}", b) for name, b in self._extra_on_device.items()}
+
+    @override
     def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:
         clients = len(x)
         values = {name: parameter.value for name, parameter in self.parameters.items()}
         buffers = {name: buffer[:clients] for name, buffer in self.buffers.items()}
-        self._lengths = step.lengths
+        self._padded = step.counts is not None
+        # In a recorded step the counts are known only on the device: only a batch of one is known to be one.
+        self._least = min(step.lengths) if step.lengths is not None else x.shape[1]
         inputs = x, dropout.drawn(self._draws, clients, x.shape[1], step, x), weights
         if self._guides is not None:
             gradients, losses, new_buffers = self._guided_gradients(self._guides, values, buffers, inputs, y)
@@ -373,7 +382,7 @@ class _WithoutPadding(TorchFunctionMode):
 
     Args:
         counted: 1 for samples, 0 for padding, ``(B,)``.
-        least: the fewest samples that any client has in this step.
+        least: the fewest samples that any client has in this step; at most as many if unknown.
     """
 
     def __init__(self, counted: torch.Tensor, least: int) -> None:
