@@ -519,14 +519,29 @@ class RunDirectory:
         Raises:
             Damaged: if it is missing, or not a table.
         """
-        import pandas as pd
-
         path = self.path / name
         try:
-            # The default precision is an ulp off; ids of clients are text, even if they look like numbers.
-            return pd.read_csv(path, float_precision="round_trip", converters={"name": str})
+            return read_table(path)
         except (OSError, ValueError) as error:
             raise Damaged(f"{path}: cannot be read ({one_line(error)})") from None
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a CSV file of a run. Ids of clients are text, even if they look like numbers or like ``NA``.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it is not a table.
+    """
+    import pandas as pd
+
+    # The default precision is an ulp off. Nothing but an empty field is a missing number.
+    frame = pd.read_csv(
+        path, float_precision="round_trip", dtype={"name": str}, keep_default_na=False, na_values=[""]
+    )
+    if "name" in frame:
+        frame["name"] = frame["name"].fillna("")
+    return frame
 
 
 @dataclass(frozen=True)

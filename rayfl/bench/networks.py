@@ -25,6 +25,7 @@ from rayfl.data import Samples
 from rayfl.memory import keep_freed
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.models.lstm import Lstm
+from rayfl.training.batched.graphs import WARM_UPS
 from rayfl.training.batches import Batches
 from rayfl.training.device import open_device
 from rayfl.training.engine import ENGINES, Engine, choose_engine, open_engine
@@ -305,12 +306,14 @@ def measure(
         engines["reduced"], reduced_opened = open_engine(reduced, spec, batches, 0, precision=precision)
         reduced = reduced if device.type == "cpu" else reduced_opened
     seconds: dict[str, list[float]] = {label: [] for label in engines}
-    for number in range(rounds + 1):  # the first warms up
+    # A round may have a single step, and a GPU records steps only once they have come up a few times.
+    warm_ups = 1 if device.type == "cpu" else WARM_UPS + 1
+    for number in range(1 - warm_ups, rounds + 1):
         for label, engine in engines.items():
-            took = _round(engine, case, number)
-            if number:
+            took = _round(engine, case, number + warm_ups)
+            if number > 0:
                 seconds[label].append(took)
-        if number:
+        if number > 0:
             also = f"{reduced} in {precision} {seconds['reduced'][-1]:.3f}, " if reduced else ""
             say(f"{case.network} {number}/{rounds}: loop {seconds['loop'][-1]:.3f}, "
                 f"{also}{name} {seconds['own'][-1]:.3f} s")  # fmt: skip

@@ -97,9 +97,7 @@ class OwnWorkload:
         """
         import torch
 
-        execution = load(self.given, self.overrides).execution
-        trains_there = execution.device == "cuda" or (execution.device == "auto" and execution.gpus_per_actor)
-        if trains_there and torch.cuda.is_available():
+        if load(self.given, self.overrides).execution.wants_gpu and torch.cuda.is_available():
             raise ConfigError(
                 "--device", f"{self.name} trains on a GPU", "--device=cuda, or execution.device=cpu"
             )

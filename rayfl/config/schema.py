@@ -92,6 +92,9 @@ RemoteRoot = Annotated[str, Field(pattern=URL, title="a URL such as s3://bucket/
 _BLOCK_WORK = 1e7
 """Parameters times samples that take a core a few milliseconds: less is not worth a message."""
 
+_GPU_BLOCK_WORK = 4e9
+"""As ``_BLOCK_WORK``, on a GPU: there ten clients with a small network take little more time than one."""
+
 _MAX_BLOCK_CLIENTS = 64
 """Maximum number of clients in a block of a large cohort, unless ``_BLOCK_WORK`` needs more clients."""
 
@@ -261,6 +264,11 @@ class Execution(Section):
         return 1.0 if self.gpus_per_actor == "auto" else self.gpus_per_actor
 
     @property
+    def wants_gpu(self) -> bool:
+        """Whether clients train on a GPU, if there is one."""
+        return self.device == "cuda" or (self.device == "auto" and self.gpu_share > 0)
+
+    @property
     def elastic(self) -> bool:
         """Whether actors may come and go during the run."""
         return isinstance(self.actors, str) and self.actors != "auto"
@@ -274,11 +282,11 @@ class Execution(Section):
                 larger blocks, so that each block is worth a message, but there are at least four blocks.
         """
         if self.block_size == "auto":
-            blocks = 16
-            while blocks > 4 and work * cohort / blocks < _BLOCK_WORK:
+            blocks, worthwhile = 16, _GPU_BLOCK_WORK if self.wants_gpu else _BLOCK_WORK
+            while blocks > 4 and work * cohort / blocks < worthwhile:
                 blocks //= 2
             size = -(-cohort // blocks)
-            size = min(max(_MAX_BLOCK_CLIENTS, math.ceil(_BLOCK_WORK / work)), size) if blocks == 16 else size
+            size = min(max(_MAX_BLOCK_CLIENTS, math.ceil(worthwhile / work)), size) if blocks == 16 else size
         else:
             size = self.block_size
         return min(size, self.clients_per_actor or size)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rayfl.errors import RayflError
 from rayfl.files import regular
 from rayfl.losses import LOSSES
-from rayfl.rundir import METRIC_COLUMNS
+from rayfl.rundir import METRIC_COLUMNS, read_table
 
 _OPTIONAL_METRICS = ("local_accuracy_mean", "validation_accuracy_mean", "common_accuracy_mean")
 """Optional metrics of a round's evaluation."""
@@ -90,8 +90,7 @@ class RunFiles:
 
         def table(name: str) -> pd.DataFrame:
             try:
-                frame: pd.DataFrame = pd.read_csv(regular(path / name), converters={"name": str})
-                return frame
+                return read_table(regular(path / name))
             except (OSError, ValueError) as error:
                 missing.append(f"{name} ({_reason(error)})")
                 return pd.DataFrame()

@@ -122,6 +122,12 @@ def test_the_block_size_is_a_matter_of_config_alone():
     assert size(1000, clients_per_actor=5) == 5
     assert size(10, clients_per_actor=5) == 1
     assert size(10, block_size=100, clients_per_actor=1) == 1
+    for there in ({"device": "cuda"}, {"gpus_per_actor": 0.5}, {"gpus_per_actor": "auto"}):
+        gpu = load({"execution": there}).execution
+        assert [gpu.clients_per_block(c, 5.3e7) for c in (1, 10, 480, 4800)] == [1, 3, 120, 76]
+        assert gpu.clients_per_block(480, 1e12) == 30
+    on_cpus = load({"execution": {"device": "cpu", "gpus_per_actor": 0.5}}).execution
+    assert on_cpus.clients_per_block(10, 5.3e7) == 1
 
 
 def test_every_setting_has_a_description():

@@ -141,5 +141,5 @@ def average(federation: Federation, clients: NDArray[np.integer], values: Array)
         same = groups[i] == groups[j]
         within = float(pairs[same].mean()) if same.any() else None
         across = float(pairs[~same].mean()) if not same.all() else None
-    sampled = len(clients) < np.count_nonzero(federation.sizes)
+    sampled = len(clients) < int(np.count_nonzero(federation.sizes))
     return AverageDistance(float(pairs.mean()), within, across, len(clients), len(pairs), sampled)
