@@ -3,7 +3,8 @@
 ``python docs/generate/speed.py`` measures methods and networks (minutes on an idle machine; on a busy one
 the times say little), writes them to ``speed.json`` beside this file, and the tables to the page. Each
 figure is written to ``build/`` as it is measured: stopped and called again, it goes on where it was.
-``--only methods`` measures one of them, ``--written`` none: it writes the tables of ``speed.json``.
+``--only methods`` measures one of them, ``--only gpu`` all that is measured on a GPU, ``--written`` none: it
+writes the tables of ``speed.json``.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 FIGURES = Path(__file__).with_name("speed.json")
 PAGE = Path(__file__).parents[1] / "reference" / "speed.md"
 UNFINISHED = Path(__file__).parents[2] / "build"
-TABLES = ("methods", "networks")
+TABLES = ("methods", "networks", "gpu")
 WORKLOADS = ("W1", "W2", "W3")
 
 
@@ -46,27 +47,47 @@ def _whole(milliseconds: float) -> str:
     return f"{milliseconds:,.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"
 
 
-def networks(rows: Sequence[Mapping[str, Any]]) -> str:
-    """CPU time of networks in the engine that ``auto`` takes, against the plain loop and the floor."""
+def networks(rows: Sequence[Mapping[str, Any]], unit: str = "CPU s") -> str:
+    """Time of networks in the engine that ``auto`` takes, against the plain loop and the floor."""
     lines = [
-        "| network | engine | plain, CPU s | rayfl, CPU s | times faster | floor, CPU s | times floor |",
+        f"| network | engine | plain, {unit} | rayfl, {unit} | times faster | floor, {unit} | times floor |",
         "| --- |" + " --- |" * 6,
     ]
     numbers = ("loop_seconds", "seconds", "ratio", "floor_seconds", "times_floor")
     for row in rows:
-        cells = " | ".join(f"{row[number]:.3g}" for number in numbers)
-        lines.append(f"| {row['network']} | `{row['engine']}` | {cells} |")
+        cells = " | ".join(_short(row[number]) for number in numbers)
+        lines.append(f"| {row['network']} | {_engine(row['engine'])} | {cells} |")
     return "\n".join(lines)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _engine(opened: str) -> str:
+    """``batched on cuda without graphs: each client ...`` in short."""
+    name, *rest = opened.split()
+    return f"`{name}`" + (", no graphs" if "without" in rest else "")
+
+
+def gpu(found: Mapping[str, Any]) -> str:
+    """Seconds of a round of the workloads, and of the networks, on a GPU."""
+    numbers = ("plain_seconds", "rayfl_seconds", "ratio")
+    lines = ["| workload | plain, s | rayfl, s | times faster |", "| --- |" + " --- |" * 3]
+    for row in found["workloads"]:
+        cells = " | ".join(f"{row[number]:.3g}" for number in numbers)
+        lines.append(f"| {row['workload']}: {row['about']} | {cells} |")
+    return "\n".join([*lines, "", networks(found["networks"], "s")])
 
 
 def written(page: str, figures: Mapping[str, Any]) -> str:
     """The page with the tables of these figures between its markers."""
-    for name, table in (("methods", methods), ("networks", networks)):
+    tables: dict[str, Callable[[Any], str]] = {"methods": methods, "networks": networks, "gpu": gpu}
+    for name, table in tables.items():
         if name in figures:
             machine = figures[f"{name}_machine"]
-            about = (
-                f"Measured on {machine['processor']}, {machine['cores']} cores, Python {machine['python']}."
-            )
+            device = ", ".join([*machine.get("gpus", []), machine["processor"]])
+            about = f"Measured on {device}, {machine['cores']} cores, Python {machine['python']}."
             text = f"<!-- {name} -->\n\n{about}\n\n{table(figures[name])}\n\n<!-- /{name} -->"
             parts = re.split(f"<!-- /?{name} -->", page)
             assert len(parts) == 3, f"{PAGE.name} has no place for {name}"
@@ -89,11 +110,14 @@ def main() -> None:
 
         from rayfl.bench.command import bench
 
-        for name in [given.only] if given.only else TABLES:
+        for name in [given.only] if given.only else TABLES[:2]:
             so_far = UNFINISHED / f"speed-{name}.json"
             so_far.parent.mkdir(exist_ok=True)
-            found = bench([name], given.rounds, so_far, Console())
-            figures |= {name: found[name], f"{name}_machine": found["machine"]}
+            on_gpu = name == "gpu"
+            tasks, device = ([], "cuda") if on_gpu else ([name], "cpu")
+            found = bench(tasks, given.rounds, so_far, Console(), device)
+            measured = {part: found[part] for part in ("workloads", "networks")} if on_gpu else found[name]
+            figures |= {name: measured, f"{name}_machine": found["machine"]}
             FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
     PAGE.write_text(written(PAGE.read_text(), figures))
 
