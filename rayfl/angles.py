@@ -85,7 +85,8 @@ def vector_angle_sum(products: Distances, vectors: int | None = None) -> Array:
     angles = np.zeros(products.shape[:-2])
     for k in range(common):
         angles += _degrees(np.abs(products[..., k, k].astype(np.float64)))
-    return angles * ((vectors or max(products.shape[-2:])) / common)
+    scaled: Array = angles * ((vectors or max(products.shape[-2:])) / common)
+    return scaled
 
 
 def vector_angle_min(products: Distances, vectors: int | None = None) -> Array:

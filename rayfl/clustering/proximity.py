@@ -158,7 +158,7 @@ def _parts_by_count(
     parts = []
     for count in np.unique(counts):
         positions = np.flatnonzero(counts == count)
-        parts.append((positions, np.stack([signatures[i].T for i in positions], axis=1)))
+        parts.append((positions, np.stack([signatures[i].T for i in positions.tolist()], axis=1)))
     return tuple(parts)
 
 

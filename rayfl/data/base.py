@@ -209,7 +209,7 @@ class Samples:
     def outputs(self) -> int:
         """Number of outputs of a model: of classes, of words in the vocabulary, or of numbers to predict."""
         if self.numeric and self.targets_train is not None:
-            return self.targets_train.shape[1]
+            return int(self.targets_train.shape[1])
         return len(self.vocabulary) if self.task == "words" else self.classes
 
     @property

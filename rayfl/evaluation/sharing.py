@@ -116,7 +116,8 @@ class EvaluationPlan:
         begins = (np.cumsum(sizes) - sizes)[np.argsort(self.order)]
         ends = np.cumsum(self.sizes)
         places: NDArray[np.int64] = np.repeat(begins - (ends - self.sizes), self.sizes)
-        return values[places + np.arange(len(values))]
+        ordered: NDArray[np.float32] = values[places + np.arange(len(values))]
+        return ordered
 
     def gather(
         self,

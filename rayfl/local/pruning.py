@@ -294,7 +294,7 @@ def _mask_above_quantile(magnitude: NDArray[np.floating], alive: Mask, share: fl
     """False for ``alive`` entries strictly below the ``share`` quantile of the alive ones, else True."""
     if not 0 <= share < 1:
         raise ValueError(f"a share of {share:g} cannot be pruned; it must lie in [0, 1)")
-    count = np.count_nonzero(alive)
+    count = int(np.count_nonzero(alive))
     if not count:
         return np.ones_like(alive)
     # No value lies between the two around the quantile, so it is enough to compare with one of them. NumPy

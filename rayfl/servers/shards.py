@@ -156,8 +156,8 @@ class Stored:
 def header(array: NDArray[Any]) -> bytes:
     """The header of an ``.npy`` file that stores this array, of any shape."""
     file = io.BytesIO()
-    header_data = np.lib.format.header_data_from_array_1_0(array)  # type: ignore[no-untyped-call]
-    np.lib.format.write_array_header_1_0(file, header_data)  # type: ignore[no-untyped-call]
+    npy: Any = np.lib.format  # typed since NumPy 2.3 only
+    npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(array))
     return file.getvalue()
 
 
