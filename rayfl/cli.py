@@ -562,7 +562,7 @@ def _preset_line(path: Path) -> str:
 
     paper, settings = config.with_paper(path)
     count = len(deviations(paper, settings.to_dict())) if paper else 0
-    remark = f"; {count} setting{'s' * (count > 1)} not the paper's" if count else ""
+    remark = f"; {counted(count, 'setting')} not the paper's" if count else ""
     return f"{config.describe_preset(path)}{remark}"
 
 

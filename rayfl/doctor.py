@@ -14,7 +14,7 @@ from rayfl.errors import ConfigError
 from rayfl.memory import free_memory
 from rayfl.runtime.connection import object_store, short_folder
 from rayfl.training.ahead import cache, damaged
-from rayfl.units import size
+from rayfl.units import counted, size
 
 _LEAST_DISK = 1e9
 """Free bytes below which a disk may fill up during a run."""
@@ -104,7 +104,7 @@ def _cache(folder: Path) -> Check:
     )
     count = damaged(folder)
     if count:
-        files = f"{count} damaged file{'s' * (count != 1)}"
+        files = f"{counted(count, 'damaged file')}"
         remedy = remedy or f"{files}: the next run compiles what was in them again; or delete the folder"
     return Check(name, f"{size(written)} in {folder}", remedy)
 

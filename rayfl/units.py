@@ -21,7 +21,7 @@ def number(value: object, digits: int = 2) -> str:
 
 def counted(count: int, noun: str) -> str:
     """``1 group``, ``1,200 groups``."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
+    return f"{count:,} {noun if count == 1 else noun + 's'}"
 
 
 def percent(value: object, digits: int = 1) -> str:

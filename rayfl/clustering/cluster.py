@@ -47,6 +47,7 @@ from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.errors import ConfigError, DataError
 from rayfl.memory import free_memory
 from rayfl.random import generator, key
+from rayfl.units import counted
 
 Array = NDArray[np.float64]
 
@@ -257,7 +258,7 @@ def refuse_number(clustering: Clustering, clients: int) -> None:
     """
     n_clusters = clustering.n_clusters
     if n_clusters is not None and n_clusters > clients:
-        what = f"{n_clusters} clusters of {clients} client{'s' * (clients != 1)}"
+        what = f"{n_clusters} clusters of {counted(clients, 'client')}"
         raise ConfigError("clustering.n_clusters", what, f"use at most {clients}")
 
 

@@ -11,6 +11,7 @@ from rayfl.config.schema import Config
 from rayfl.config.words import describe, item_of, mixed, one_line, sections, shown
 from rayfl.errors import ConfigError, nearest
 from rayfl.settings import Section, part_name
+from rayfl.units import counted
 
 
 class _Place(NamedTuple):
@@ -54,7 +55,7 @@ def explain(
     depth = len(place.path)
     # The branches of a union, and what lies within, are one mistake.
     rest = {p.path for _, p in errors if p.path[:depth] != place.path[: len(p.path)]}
-    others = f" (and {len(rest)} more mistake{'s' * (len(rest) > 1)})" if rest else ""
+    others = f" (and {counted(len(rest), 'more mistake')})" if rest else ""
     dotted, owner, last = ".".join(place.path), ".".join(place.path[:-1]), place.path[-1] if depth else ""
     kind, value = first["type"], first.get("input")
     if kind in ("extra_forbidden", "invalid_key"):

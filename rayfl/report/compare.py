@@ -30,7 +30,7 @@ from rayfl.report.html import (
 )
 from rayfl.report.page import Chart, Column, Page, Section, Table, rounded, significant, write
 from rayfl.statistics import LEVEL, Interval, mean_interval
-from rayfl.units import UNKNOWN, duration, number, size, uncertain
+from rayfl.units import UNKNOWN, counted, duration, number, size, uncertain
 
 _STORAGE_SETTINGS = ("data.root", "data.path")
 """Settings of a dataset that specify where it is stored, not what it is."""
@@ -256,12 +256,8 @@ def page_of(comparison: Comparison) -> Page:
     count = len(comparison.groups)
     return Page(
         title="Comparison",
-        subtitle=f"{len(comparison.runs)} run{'s' * (len(comparison.runs) != 1)}"
-        + (
-            f" in {count} group{'s' * (count != 1)} that differ in more than the seed"
-            if comparison.seeds
-            else ""
-        ),
+        subtitle=f"{counted(len(comparison.runs), 'run')}"
+        + (f" in {counted(count, 'group')} that differ in more than the seed" if comparison.seeds else ""),
         notes=notes,
         lead=_results_first(comparison.table(), comparison.naming),
         sections=[

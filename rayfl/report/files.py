@@ -147,7 +147,7 @@ class RunFiles:
         if finished or state not in ("starting", "running", "stopped", "failed"):
             return ""
         of = f" of {self.planned:,}" if self.planned else ""
-        after = f"after {done:,}{of} round{'s' * ((self.planned or done) != 1)}"
+        after = f"after {done:,}{of} round{'' if (self.planned or done) == 1 else 's'}"
         why = f": {self.status['why']}" if self.status.get("why") else "."
         if state in ("starting", "running"):
             return f"The run had not ended when this page was written, {after}."

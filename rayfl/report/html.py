@@ -663,7 +663,7 @@ def threshold_chart(curve: Any, threshold: float | None, clusters: object) -> Ch
         return None
     chosen = None
     if threshold is not None and np.isfinite(threshold):
-        result = f"{clusters} cluster{'s' * (clusters != 1)} at " if isinstance(clusters, int) else ""
+        result = f"{counted(clusters, 'cluster')} at " if isinstance(clusters, int) else ""
         chosen = threshold, f"chosen: {result}{threshold:.4g}"
     alt = "Number of clusters over the threshold" + ("" if chosen is None else f"; {chosen[1]}")
     return steps(thresholds, counts, ("threshold", "clusters"), alt, chosen)

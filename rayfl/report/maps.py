@@ -96,7 +96,7 @@ def change(before: Labels, after: Labels) -> str:
         unmoved = shared[linear_sum_assignment(-shared)].sum()
         words += [f"{merged} merged"] * bool(merged) + [f"{split} split off"] * bool(split)
         moved = int(shared.sum() - unmoved)
-        words += [f"{moved:,} client{'s' * (moved != 1)} moved"] * bool(moved)
+        words += [f"{counted(moved, 'client')} moved"] * bool(moved)
     return ", ".join(words)
 
 

@@ -27,7 +27,7 @@ from rayfl.models.base import one_line, task_of
 from rayfl.ordering import Ordering
 from rayfl.plugins import call_part, is_own
 from rayfl.servers.models import Blocks, Servers
-from rayfl.units import size
+from rayfl.units import counted, size
 
 _COPIES = 4
 """Models in memory while one client trains: the server's, the client's, its gradient and its result."""
@@ -182,7 +182,7 @@ def check_batches(config: Config, spec: ModelSpec, stages: Sequence[Stage]) -> N
         sizes = sizes[sizes > 0]
         better_size = next((b for b in range(size + 1, 4 * size + 2) if ((sizes - 1) % b).all()), None)
         what = (
-            f"client {who} has {samples} sample{'s' * (samples > 1)}, and so a batch of one, "
+            f"client {who} has {counted(samples, 'sample')}, and so a batch of one, "
             f"on which the network cannot be trained ({one_line(error)})"
         )
         remedy = "GroupNorm works with one sample (model.norm=group)"

@@ -47,7 +47,9 @@ def test_what_the_server_looks_at_is_no_clients(method: str) -> None:
     assert build(load({}))[0][0].federation.samples.x_server is None
 
 
-def test_pca_is_fitted_on_the_servers_samples_and_flis_predicts_them(monkeypatch: Any) -> None:
+def test_pca_is_fitted_on_the_servers_samples_and_flis_predicts_them(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     from rayfl.signatures.features.pca import PCA
 
     seen: list[np.ndarray] = []
@@ -64,6 +66,7 @@ def test_pca_is_fitted_on_the_servers_samples_and_flis_predicts_them(monkeypatch
     monkeypatch.setattr(PCA, "fit", fitted)
     monkeypatch.setattr(ServerData, "draw", drawn)
     common = ["rounds=1", "execution.backend=inline", "output.report=false", "output.tensorboard=false"]
+    common += [f"output.root={tmp_path}"]
     for method in ("features pca", "flis_hc", "flis_dc"):
         config = load(PUBLIC[method], common)
         own = build(config)[0][0].federation.samples.x_server

@@ -16,6 +16,7 @@ from rayfl.errors import ConfigError, type_of
 from rayfl.losses.base import Task
 from rayfl.models.base import one_line
 from rayfl.models.flat import flat_tensors
+from rayfl.units import counted
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 """Containers whose children become separate layers. Subclasses of them are not split."""
@@ -116,9 +117,7 @@ def _check_logits(logits: object, expected: tuple[int, ...]) -> None:
     if not isinstance(logits, Tensor):
         raise ConfigError(_WHERE, f"forward returns {type_of(logits)}", "expected a tensor of logits")
     if tuple(logits.shape) != expected:
-        what = (
-            f"forward returns shape {tuple(logits.shape)} for {expected[0]} sample{'s' * (expected[0] > 1)}"
-        )
+        what = f"forward returns shape {tuple(logits.shape)} for {counted(expected[0], 'sample')}"
         kind = "class" if len(expected) == 2 else "word, at each place"
         raise ConfigError(_WHERE, what, f"expected logits of shape {expected}: one per {kind}")
     if logits.dtype != torch.float32:
