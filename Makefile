@@ -3,10 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Each test process takes whole files; one takes all tests that start Ray (tests/conftest.py). They wait most of the
-# time, hence one process more than there are cores.
-CORES := $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
-PARALLEL := -n $(shell expr $(CORES) + 1) --maxprocesses 4 --dist loadfile
+# Each test process takes whole files; one takes all tests that start Ray (tests/conftest.py).
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all test-cluster docs format clean
