@@ -64,8 +64,9 @@ def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> ND
         x = x.transpose(0, 3, 1, 2)
     if x.dtype.kind == "f":
         return np.ascontiguousarray(x, dtype=np.float32)
-    if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 255):
-        raise DataError(f"{where} holds integers from {x.min()} to {x.max()}; pixels must lie in 0..255")
+    least, most = (0, 255) if x.dtype == np.uint8 else _range(x)
+    if least < 0 or most > 255:
+        raise DataError(f"{where} holds integers from {least} to {most}; pixels must lie in 0..255")
     return np.ascontiguousarray(x, dtype=np.uint8)
 
 
@@ -87,10 +88,16 @@ def as_tokens(x: NDArray[np.generic], where: str) -> NDArray[np.int32]:
         raise DataError(
             f"{where} has shape {x.shape} and type {x.dtype}; tokens are integers of shape (n, L)"
         )
-    if x.min() < 0 or x.max() >= _MOST_WORDS:
-        wrong = x.min() if x.min() < 0 else x.max()
+    least, most = _range(x)
+    if least < 0 or most >= _MOST_WORDS:
+        wrong = least if least < 0 else most
         raise DataError(f"{where} holds {wrong}; tokens are numbers from 0 to {_MOST_WORDS - 1:,}")
     return np.ascontiguousarray(x, dtype=np.int32)
+
+
+def _range(values: NDArray[np.generic]) -> tuple[int, int]:
+    """The smallest and the largest of whole numbers of any shape."""
+    return int(values.min()), int(values.max())
 
 
 def _channels_last(shape: tuple[int, ...], where: str) -> bool:
@@ -117,8 +124,9 @@ def as_labels(y: NDArray[np.generic], count: int, where: str) -> NDArray[np.int6
         )
     if len(y) != count:
         raise DataError(f"{where} has {len(y)} entries for {count} samples; the lengths must be equal")
-    if y.min() < 0 or y.max() > np.iinfo(np.int32).max:
-        wrong = y.min() if y.min() < 0 else y.max()
+    least, most = _range(y)
+    if least < 0 or most > np.iinfo(np.int32).max:
+        wrong = least if least < 0 else most
         raise DataError(f"{where} holds {wrong}; labels and domains count from 0")
     return np.ascontiguousarray(y, dtype=np.int64)
 
@@ -267,7 +275,7 @@ def of_arrays(
     samples = Samples(
         name, x_train, y_train, x_test, y_test, classes, domains[0], domains[1], class_names,
         targets_train=targets_train, targets_test=targets_test,
-        vocabulary=tuple(map(str, range(int(max(x_train.max(), x_test.max())) + 1))) if tokens else (),
+        vocabulary=tuple(map(str, range(max(_range(x_train)[1], _range(x_test)[1]) + 1))) if tokens else (),
     )  # fmt: skip
     check_classes(samples, where)
     columns = {}

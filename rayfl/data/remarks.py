@@ -30,7 +30,7 @@ def _table_lines(samples: Samples) -> list[str]:
     x, scaling = samples.x_train, samples.scaling
     if x.ndim != 2 or x.dtype.kind != "f" or scaling is None or in_files(x):
         return []
-    low, high = x.min(axis=0), x.max(axis=0)
+    low, high = (np.asarray(bound, np.float64) for bound in (x.min(axis=0), x.max(axis=0)))
     sizes = f"data: {x.shape[1]} features from {low.min():g} to {high.max():g}"
     if len(scaling.mean) > 1:
         return [f"{sizes}; each is given mean 0 and deviation 1 for the models (data.normalise)"]

@@ -147,7 +147,8 @@ class Scaling:
 
 def _feature_statistics(x: NDArray[np.generic]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of every column of a table ``(n, D)``."""
-    mean = x.mean(axis=0, dtype=np.float64)
+    numbers: Any = x  # NumPy's types have no mean of what may be no numbers
+    mean: NDArray[np.float64] = numbers.mean(axis=0, dtype=np.float64)
     square = np.zeros_like(mean)
     for start in range(0, len(x), _ROWS_AT_ONCE):
         square += ((x[start : start + _ROWS_AT_ONCE].astype(np.float64) - mean) ** 2).sum(axis=0)

@@ -75,7 +75,7 @@ class EvaluationPlan:
             raise ValueError(f"{len(tests)} lists of test samples for {client_models.size} clients")
         if batch < 1 or batches < 1:
             raise ValueError("batch and batches must be at least 1")
-        if min(client_models.min(initial=0), tests.values.min(initial=0)) < 0:
+        if client_models.min(initial=0) < 0 or tests.values.min(initial=0) < 0:
             raise ValueError("models and sample indices must not be negative")
 
         models, rank = np.unique(client_models, return_inverse=True)

@@ -306,7 +306,7 @@ def check_words(spec: ModelSpec, samples: Samples) -> None:
 
     if not samples.tokens or "task" not in type(spec.model).model_fields:
         return
-    top = int(max(samples.x_train.max(), samples.x_test.max()))
+    top = max(int(x.max()) for x in (samples.x_train, samples.x_test))
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             spec.build().eval()(torch.full((1, *spec.shape), top))

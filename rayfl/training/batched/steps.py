@@ -72,7 +72,7 @@ class StepPlan:
     ) -> None:
         """Fill in epochs over shuffled samples."""
         epochs = work.epochs
-        batch = int(min(work.batch_size, sizes.max(initial=1)))  # arrays are as wide as the data, not as B
+        batch = min(work.batch_size, int(sizes.max(initial=1)))  # arrays are as wide as the data, not as B
         self.totals = work.steps_an_epoch(sizes) * epochs
         self._allocate(batch, len(clients))
         firsts = np.cumsum(sizes) - sizes
