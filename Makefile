@@ -27,7 +27,8 @@ demo: $(STAMP)  ## compare MT-HFL, FedAvg and SOLO on scikit-learn's digits; a m
 test: $(STAMP)  ## lint, types, tests (without the slow ones)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(BIN)/mypy; \
+	else echo "types are not checked on Python 3.10, for which there are only old stubs of SciPy"; fi
 	@$(BIN)/pytest $(PARALLEL)
 
 test-all: $(STAMP)  ## all tests, the slow ones too
