@@ -19,7 +19,7 @@ from typing import Any
 FIGURES = Path(__file__).with_name("speed.json")
 PAGE = Path(__file__).parents[1] / "reference" / "speed.md"
 UNFINISHED = Path(__file__).parents[2] / "build"
-TABLES = ("methods", "networks", "gpu")
+ON_CPU, ON_GPU = ("methods", "networks"), "gpu"
 WORKLOADS = ("W1", "W2", "W3")
 
 
@@ -82,7 +82,7 @@ def gpu(found: Mapping[str, Any]) -> str:
 
 def written(page: str, figures: Mapping[str, Any]) -> str:
     """The page with the tables of these figures between its markers."""
-    tables: dict[str, Callable[[Any], str]] = {"methods": methods, "networks": networks, "gpu": gpu}
+    tables: dict[str, Callable[[Any], str]] = {"methods": methods, "networks": networks, ON_GPU: gpu}
     for name, table in tables.items():
         if name in figures:
             machine = figures[f"{name}_machine"]
@@ -100,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=TABLES)
+    parser.add_argument("--only", choices=[*ON_CPU, ON_GPU])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--written", action="store_true")
     given = parser.parse_args()
@@ -110,10 +110,10 @@ def main() -> None:
 
         from rayfl.bench.command import bench
 
-        for name in [given.only] if given.only else TABLES[:2]:
+        for name in [given.only] if given.only else ON_CPU:
             so_far = UNFINISHED / f"speed-{name}.json"
             so_far.parent.mkdir(exist_ok=True)
-            on_gpu = name == "gpu"
+            on_gpu = name == ON_GPU
             tasks, device = ([], "cuda") if on_gpu else ([name], "cpu")
             found = bench(tasks, given.rounds, so_far, Console(), device)
             measured = {part: found[part] for part in ("workloads", "networks")} if on_gpu else found[name]

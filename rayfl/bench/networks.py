@@ -308,9 +308,10 @@ def measure(
     seconds: dict[str, list[float]] = {label: [] for label in engines}
     # A round may have a single step, and a GPU records steps only once they have come up a few times.
     warm_ups = 1 if device.type == "cpu" else WARM_UPS + 1
-    for number in range(1 - warm_ups, rounds + 1):
+    for turn in range(warm_ups + rounds):
+        number = turn + 1 - warm_ups  # of the measured rounds
         for label, engine in engines.items():
-            took = _round(engine, case, number + warm_ups)
+            took = _round(engine, case, turn)
             if number > 0:
                 seconds[label].append(took)
         if number > 0:

@@ -65,7 +65,7 @@ def check(config: Config) -> None:
 def device_of(config: Config) -> str:
     """What clients train on: ``cpu``, ``cuda``, or ``auto`` for a GPU if the actor gets one."""
     e = config.execution
-    return e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
+    return e.device if e.device != "auto" else ("auto" if e.wants_gpu else "cpu")
 
 
 def data_root(config: Config) -> Path:

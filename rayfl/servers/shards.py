@@ -156,7 +156,7 @@ class Stored:
 def header(array: NDArray[Any]) -> bytes:
     """The header of an ``.npy`` file that stores this array, of any shape."""
     file = io.BytesIO()
-    npy: Any = np.lib.format  # typed since NumPy 2.3 only
+    npy: Any = np.lib.format  # without types in older NumPy
     npy.write_array_header_1_0(file, npy.header_data_from_array_1_0(array))
     return file.getvalue()
 

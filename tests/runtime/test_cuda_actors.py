@@ -55,9 +55,12 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
         command = [sys.executable, "-m", "rayfl", "run", str(file), *settings]
         with (folder / "output").open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-            if watch is not None:
-                watch(process, folder / "runs")
-            code = process.wait(240)
+            try:
+                if watch is not None:
+                    watch(process, folder / "runs")
+                code = process.wait()
+            finally:
+                process.kill()  # where the test is over its time
         assert code == 0, (folder / "output").read_text()
         (directory,) = (folder / "runs").iterdir()
         return directory

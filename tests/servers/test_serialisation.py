@@ -217,9 +217,8 @@ class Spoken(ServerState):
 
 def test_aliases_of_types_are_the_types_behind_them():
     for arrays in ({}, {"perhaps": np.ones(2)}, {"sizes": np.arange(3)}):
-        assert_same_state(through_json(Aliased(*BEGUN, seen=np.arange(2.0), **arrays)), Aliased(
-            *BEGUN, seen=np.arange(2.0), **arrays
-        ))  # fmt: skip
+        state = Aliased(*BEGUN, seen=np.arange(2.0), **arrays)
+        assert_same_state(through_json(state), state)
     with pytest.raises(StateError, match=r"Spoken.words: no state can hold .*Words"):
         flatten(Spoken(*BEGUN))
 

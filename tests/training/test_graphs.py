@@ -280,10 +280,9 @@ def test_convolutions_by_columns(
         },
         {},
     )
-    y, dx = (
-        conv.forward(x.transpose(0, 1).contiguous().transpose(0, 1), layers.Step(())),
-        conv.backward(dy, need_input),
-    )
+    samples_first = x.transpose(0, 1).contiguous().transpose(0, 1)  # not contiguous, as from another layer
+    y = conv.forward(samples_first, layers.Step(()))
+    dx = conv.backward(dy, need_input)
     assert conv._columns is not None
     torch.testing.assert_close(y.double(), exact.detach(), rtol=1e-5, atol=1e-5)
     assert (dx is not None) == need_input

@@ -175,7 +175,7 @@ class VmapNetwork(Network):
         values = {name: parameter.value for name, parameter in self.parameters.items()}
         buffers = {name: buffer[:clients] for name, buffer in self.buffers.items()}
         self._padded = step.counts is not None
-        # In a recorded step the counts are known only on the device: only a batch of one is known to be one.
+        # A recorded step's counts are known only on the device, so there only a padded size of 1 is refused.
         self._least = min(step.lengths) if step.lengths is not None else x.shape[1]
         inputs = x, dropout.drawn(self._draws, clients, x.shape[1], step, x), weights
         if self._guides is not None:
@@ -382,7 +382,7 @@ class _WithoutPadding(TorchFunctionMode):
 
     Args:
         counted: 1 for samples, 0 for padding, ``(B,)``.
-        least: the fewest samples that any client has in this step; at most as many if unknown.
+        least: the fewest samples that any client has in this step; if unknown, the size of the padded batch.
     """
 
     def __init__(self, counted: torch.Tensor, least: int) -> None:
