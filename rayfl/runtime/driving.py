@@ -36,7 +36,8 @@ from rayfl.runtime.resources import Available, Keeping, ResourcePlan, plan_resou
 from rayfl.servers import hooks
 from rayfl.servers.building import block_rule, build, setup_of
 from rayfl.servers.driver import Driver
-from rayfl.training import precision
+from rayfl.training import activations, precision
+from rayfl.training.batched.calls import clients_in_a_call
 
 _DRIVER_DEADLINE = 300.0
 """Seconds for which the driver may be silent; it answers even while it trains."""
@@ -70,8 +71,21 @@ def arithmetic(config: Config, federation: Federation, host: HostSpec, available
     models = len(config.algorithm.initial(setup_of(config, federation, host.spec)))
     models = max(models, config.clustering.n_clusters or 1)
     plan = plan_resources(config, federation.clients, block, host.spec.P, size, available, models)
+    plan = plan.with_activations(_activations(config, federation, host, block))
     numbers = kept_numbers(config, federation, host)
     return replace(plan, keeping=Keeping.of(config, federation.clients, numbers)) if numbers else plan
+
+
+def _activations(config: Config, federation: Federation, host: HostSpec, block: int) -> float:
+    """Bytes of main memory for the activations of a batch; on a GPU they are in its own memory."""
+    if config.execution.wants_gpu:
+        return 0.0
+    numbers = activations.per_sample(host.spec)
+    alone = host.engine == "loop" or (host.engine == "vmap" and numbers > activations.MANY_ACTIVATIONS)
+    together = 1 if alone else min(block, clients_in_a_call(host.spec.P))
+    trained = together * min(config.training.batch_size, int(federation.sizes.max()))
+    tested = min(config.evaluation.batch_size, len(federation.samples.y_test))
+    return activations.batch_bytes(numbers, trained, tested)
 
 
 def kept_numbers(config: Config, federation: Federation, host: HostSpec) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -269,6 +269,7 @@ class ResourcePlan:
         shards: number of shards of a model at the LPSs.
         largest: the largest shard, as a share of the model.
         keeping: what clients keep between rounds; None for nothing.
+        activations_gb: the part of a client actor's memory that the activations of a batch take.
     """
 
     clients: int
@@ -295,6 +296,20 @@ class ResourcePlan:
     shards: int = 1
     largest: float = 1.0
     keeping: Keeping | None = None
+    activations_gb: float = 0.0
+
+    def with_activations(self, activations: float) -> ResourcePlan:
+        """The plan with these bytes more in each client actor.
+
+        They are an estimate, so that no config is refused because of them.
+        """
+        more, actors = activations / 1e9, 1 if self.inline else self.node_actors
+        return replace(
+            self,
+            worker_gb=self.worker_gb + more,
+            node_gb=self.node_gb + actors * more,
+            activations_gb=more,
+        )
 
     @property
     def sums_gb(self) -> float:
@@ -316,9 +331,13 @@ class ResourcePlan:
                 f"to disk, which is slow;{fewer} 'ray start --object-store-memory' makes it larger"
             ]
         if self.node_there_gb is not None and self.node_gb > self.node_there_gb:
+            batch = 2 * self.activations_gb > self.worker_gb
+            smaller = (
+                "'evaluation.batch_size' or 'training.batch_size'" if batch else "'execution.block_size'"
+            )
             warnings.append(
                 f"this does not fit: a node has {size(1e9 * self.node_there_gb)} free; fewer client actors "
-                "('execution.actors'), a smaller 'execution.block_size' or a smaller model need less"
+                f"('execution.actors'), a smaller {smaller} or a smaller model need less"
             )
         if self.sums_gb > _MANY_SUMS_GB and self.sums > 2:
             what, how = "sums of a model", "'execution.fan_in' has client actors add them first"
@@ -337,14 +356,16 @@ class ResourcePlan:
         """The memory that copies of the model take, by process."""
         numbers, per_copy = f"{self.parameters:,} parameters", size(4.0 * self.parameters)
         of, needed = self.copies, size(1e9 * self.node_gb)
+        batch = f" ({size(1e9 * self.activations_gb)} for a batch)" if self.activations_gb > 0.01 else ""
         shards = f" (which has one of {self.shards} shards)" if self.shards > 1 else ""
         if self.inline:
             many = math.ceil(of.client + of.server + of.driver + of.store)
             return [
-                f"{numbers}; about {needed} in all, with at most {many} copies of {per_copy} of the model"
+                f"{numbers}; about {needed} in all{batch}, with at most {many} copies of {per_copy} of the "
+                "model"
             ]
         return [
-            f"{numbers}; about {size(1e9 * self.worker_gb)} a client actor, "
+            f"{numbers}; about {size(1e9 * self.worker_gb)} a client actor{batch}, "
             f"{size(1e9 * self.store_gb)} in the object store",
             f"at most {of.client} copies ({per_copy}) of the model in a client actor, {of.server:.3g} in an "
             f"LPS{shards}, "

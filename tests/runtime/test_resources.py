@@ -8,7 +8,7 @@ from rayfl.config import load
 from rayfl.errors import ConfigError
 from rayfl.models.flat import ModelSpec
 from rayfl.runtime import resources
-from rayfl.runtime.driving import kept_numbers
+from rayfl.runtime.driving import arithmetic, kept_numbers
 from rayfl.runtime.resources import Available, Copies, Keeping, Node, ResourcePlan, plan_resources
 from rayfl.servers import building
 from rayfl.servers.building import check_model
@@ -104,6 +104,31 @@ def test_it_counts_the_clients_models_where_these_are_sent():
     short = planned(10**8, "aggregation=median", memory=10e9).lines()
     assert any("is written to disk" in line for line in short)
     assert not any("fan_in" in line for line in short)
+
+
+def test_activations_of_a_batch_are_in_the_plan_but_refuse_nothing():
+    """Two client actors on a node with 64 GB, each with 40 GB of activations."""
+    plan = planned(10**5)
+    large = plan.with_activations(40e9)
+    assert large.worker_gb == pytest.approx(plan.worker_gb + 40)
+    assert large.node_gb == pytest.approx(plan.node_gb + 2 * 40)
+    lines = "; ".join(large.lines())
+    assert "40.3 GB a client actor (40.0 GB for a batch)" in lines
+    assert "a smaller 'evaluation.batch_size' or 'training.batch_size' or a smaller model need less" in lines
+    assert "for a batch" not in "; ".join(plan.lines())
+    inline = planned(10**5, "execution.backend=inline")
+    assert inline.with_activations(1e9).node_gb == pytest.approx(inline.node_gb + 1)
+
+
+def test_where_activations_are_on_a_gpu_they_take_no_main_memory(settings):
+    plans = []
+    for gpus in (0, 0.25):
+        execution = {**settings["execution"], "gpus_per_actor": gpus, "device": "auto"}
+        config = load({**settings, "execution": execution})
+        stages, host = building.build(config)
+        plans.append(arithmetic(config, stages[0].federation, host, Available((Node(2.0, 2.0),), 1e12)))
+    assert plans[0].activations_gb > 0
+    assert plans[1].activations_gb == 0
 
 
 def test_it_says_where_a_model_does_not_fit():

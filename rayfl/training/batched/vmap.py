@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from rayfl.models import ModelSpec
 from rayfl.models.base import task_of
+from rayfl.training.activations import MANY_ACTIVATIONS, kept
 from rayfl.training.batched import dropout
 from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.layers import Step
@@ -37,10 +38,6 @@ _RANDOM_LAYERS = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
 _LEAST_CLIENTS = 8
 """Number of clients below which a vectorised step is slower than that many plain steps, on a CPU."""
-
-_MANY_ACTIVATIONS = 1 << 14
-"""Activations per sample above which plain steps are faster for any number of clients: call overhead no
-longer matters, and the activations of one client fill the cache."""
 
 _MANY_PARAMETERS = 1 << 24
 """Parameters above which networks that predict every word train in the plain loop: it holds fewer copies."""
@@ -312,7 +309,7 @@ class VmapEngine(BatchedEngine):
         precision: Precision = "float32",
     ) -> None:
         network = VmapNetwork(spec, precision)
-        on_cpu, large = batches.device.type == "cpu", network.activations > _MANY_ACTIVATIONS
+        on_cpu, large = batches.device.type == "cpu", network.activations > MANY_ACTIVATIONS
         words = task_of(spec.model) == "words" and spec.P <= _MANY_PARAMETERS
         if words and on_cpu and large:
             clients_per_call = clients_per_call or 1
@@ -441,18 +438,10 @@ def _rehearse(module: nn.Module, spec: ModelSpec) -> tuple[int, list[dropout.Dra
     """
     x, _ = spec.model.example(spec.shape, spec.classes, 2, np.random.default_rng(0))
     values: Tensors = dict(module.named_parameters())
-    weights = {parameter.data_ptr() for parameter in values.values()}
     values.update((name, buffer.clone()) for name, buffer in module.named_buffers())
     rest = {name: value for name, value in values.items() if name not in spec.names}
-    saved_sizes: dict[int, int] = {}
     draws: list[dropout.Draw] = []
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.data_ptr() not in weights:
-            saved_sizes[tensor.data_ptr()] = tensor.numel()
-        return tensor
-
-    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+    with torch.random.fork_rng(devices=[]), kept(module.parameters()) as sizes:
         generator_states = drawn()
         inputs = torch.from_numpy(x)
         with dropout.rehearsed(len(x), draws):
@@ -463,4 +452,4 @@ def _rehearse(module: nn.Module, spec: ModelSpec) -> tuple[int, list[dropout.Dra
         if values[name] is not value:
             raise Unsupported(f"it replaces {name}, which is no part of the model")
     del output
-    return sum(saved_sizes.values()) // 2, draws
+    return sum(sizes.values()) // 2, draws
