@@ -30,6 +30,8 @@ hypothesis_settings.load_profile("patient")
 os.environ.setdefault(
     "RAY_worker_niceness", "0"
 )  # Ray's is 15: other work on the machine starves its workers
+# Tests start hundreds of processes, each of which would compile all of rayfl's sources.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 BEGUN_FIRST = ("ray", "tests/story/test_story.py")

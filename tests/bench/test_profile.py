@@ -74,6 +74,7 @@ def test_every_stage_of_a_round_is_seen() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_processes_on_ray(ray_cluster: None) -> None:
     found = by_process(TINY, 40)
     parts = ("driver", "client actors", "local parameter server", "Ray itself")

@@ -27,10 +27,8 @@ def test_whatever_happens_to_a_run_its_results_are_the_same(method: str, seed: i
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "method",
-    ["mt_hfl, scaffold", *(pytest.param(m, marks=pytest.mark.slow) for m in ("cfl", "flis_dc", "solo"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mt_hfl, scaffold", "cfl", "flis_dc", "solo"])
 def test_whatever_happens_to_processes_results_are_the_same(method: str, ray_cluster: None) -> None:
     report = Report()
     schedule(method, "ray", 45, report)

@@ -187,13 +187,8 @@ def _on_two_nodes(settings: dict[str, Any], tmp_path: Path, moment: str, *more: 
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "reduce",
-        *(pytest.param(m, marks=pytest.mark.slow) for m in ("start", "blocks", "tested", "checkpoint")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["reduce", "start", "blocks", "tested", "checkpoint"])
 def test_a_node_lost_for_good_costs_the_rounds_since_the_last_checkpoint(
     moment: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -82,8 +82,7 @@ def _objects() -> int:
     "method",
     [
         "mt_hfl, scaffold",
-        "cfl",
-        *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "sub_fedavg", "ifca")),
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("cfl", "fedavg", "sub_fedavg", "ifca")),
     ],
 )
 def test_nothing_is_kept_that_no_later_round_needs(

@@ -79,12 +79,12 @@ def test_another_seed_is_another_run(settings: dict[str, Any], inline: dict[str,
     ("method", "actors"),
     [
         ("cfl", 2),
-        ("flt", 2),
         ("mt_hfl, scaffold", 2),
-        ("mt_hfl, edges", 2),
         *(
             pytest.param(method, actors, marks=pytest.mark.slow)
             for method, actors in (
+                ("flt", 2),
+                ("mt_hfl, edges", 2),
                 ("sub_fedavg", 3),
                 ("fedsoft", 3),
                 ("mt_hfl", 1),
@@ -111,7 +111,7 @@ def test_ray_on_any_number_of_actors_is_inline(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("network", ["Mixed", "Strided"])
+@pytest.mark.parametrize("network", ["Mixed", pytest.param("Strided", marks=pytest.mark.slow)])
 def test_norms_and_dropout_stopped_on_ray_and_resumed(
     network: str, settings: dict[str, Any], ray_cluster: None
 ) -> None:
@@ -256,6 +256,7 @@ def test_sums_in_a_tree_are_the_same_on_any_number_of_actors(
     assert_same(run(_settings(settings, "fedavg", **TREE)), on_ray)
 
 
+@pytest.mark.slow
 def test_sums_in_a_tree_killed_and_resumed_are_the_same(settings: dict[str, Any], tmp_path: Path) -> None:
     long = {**_settings(settings, "fedavg", **TREE), "rounds": 60}
     process, path = _start({**long, "output": {**long["output"], "checkpoint_every": 3}}, tmp_path)
@@ -360,7 +361,7 @@ def test_interrupted_on_ray_and_resumed_inline(settings: dict[str, Any], tmp_pat
     assert_same(run({**long, "execution": settings["execution"]}), resumed)
 
 
-@pytest.mark.parametrize("how", ["hangup", "closed output"])
+@pytest.mark.parametrize("how", [pytest.param("hangup", marks=pytest.mark.slow), "closed output"])
 def test_a_run_whose_terminal_goes_away_leaves_a_checkpoint(
     how: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -202,7 +202,9 @@ COVERED = [option for option, (changes, _) in OPTIONS.items() if "frozen" not in
         if not ("momentum" in EXTRAS[extra] and "inner_lr" in OPTIONS.get(option, ({}, ()))[0])  # refused
     ],
 )
-@pytest.mark.parametrize("case", ["mlp", "padding", "norm", "skip"])
+@pytest.mark.parametrize(
+    "case", ["mlp", "skip", *(pytest.param(c, marks=pytest.mark.slow) for c in ("padding", "norm"))]
+)
 def test_every_option_equals_the_loop(case: str, extra: str, option: str, calls: list[int]) -> None:
     changes, terms = OPTIONS.get(option, ({}, ()))
     spec = make_case(case)

@@ -370,7 +370,8 @@ def test_stopped_and_resumed_is_uninterrupted(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("actors", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("actors", [1, 2])
 def test_any_number_of_actors_is_inline(actors: int, settings: dict[str, Any], ray_cluster: None) -> None:
     """Blocks of ten clients, which train together."""
     settings["training"]["precision"] = "bf16"

@@ -134,7 +134,7 @@ def test_the_benchmark_of_networks_runs_there(
     assert row["times_floor"] == pytest.approx(row["seconds"] / row["floor_seconds"])
 
 
-FIRST = "mt_hfl, scaffold", "sub_fedavg", "per_fedavg", "lg_fedavg", "ifca", "cfl", "fedsoft", "mtl"
+FIRST = "mt_hfl, scaffold", "sub_fedavg", "per_fedavg", "cfl", "fedsoft"
 """Methods that between them do everything that a method does on a device."""
 
 
