@@ -187,7 +187,7 @@ def comparison_table(results: Results) -> TextTable | None:
         compared = results.comparisons(column)
         values[len(header)] = [each.difference.mean if each.difference.n else None for each in compared]
         values[len(header) + 1] = [None if math.isnan(each.p) else each.p for each in compared]
-        header += [f"{title_of(column)}, difference", "p (Holm)"]
+        header += [f"{title_of(column)}, difference".replace("(%)", "(points)"), "p (Holm)"]
         for line, each in enumerate(compared):
             if not place:
                 rows.append([each.method, *each.point.values()])

@@ -118,6 +118,12 @@ def test_numbers_are_those_of_the_runs(done: Any) -> None:
     assert cell["published"].iloc[0] == 90.0
 
 
+def test_differences_of_percentages_are_points(done: Any) -> None:
+    table = study_tables.comparison_table(done[0].results)
+    assert table is not None
+    assert "mean accuracy (points), difference" in table.header
+
+
 def test_claims_are_judged_at_every_point(done: Any) -> None:
     study, _ = done
     assert [(claim["verdict"], claim.get("at")) for claim in study.claims] == [
