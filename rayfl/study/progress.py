@@ -21,6 +21,9 @@ from rayfl.units import duration, percent
 _TICK = 1.0
 """Seconds between two checks of the run directories."""
 
+_QUIET = 300.0
+"""Seconds without a line after which one tells how far the runs are, where no bar does."""
+
 
 class StudyDisplay:
     """Shows the progress of a study: with a bar on a terminal, elsewhere as plain lines.
@@ -40,6 +43,8 @@ class StudyDisplay:
         self._reported: set[str] = set()
         self._finished = 0
         self._rounds_before = 0
+        self._printed = 0.0
+        """When the last line was printed."""
         self._first_progress: tuple[int, float] | None = None
         """The rounds that were complete when the first new one was seen, and when that was."""
         self._closing = threading.Event()
@@ -119,6 +124,9 @@ class StudyDisplay:
         if self._progress is not None:
             text = f"{self._finished}/{len(self._runs)} runs"
             self._progress.update(self._task, completed=rounds, description=text)
+        elif self._clock() - self._printed >= _QUIET:
+            total = sum(run.config.rounds for run in self._runs)
+            self._print(f"{rounds:,} of {total:,} rounds{self._remaining_time(rounds)}")
 
     def _remaining_time(self, rounds: int) -> str:
         """The remaining time of all runs as text; empty on a terminal, whose progress bar shows it.
@@ -141,6 +149,7 @@ class StudyDisplay:
         self._print(f"{run.title}: its process died; another one goes on with it")
 
     def _print(self, text: str) -> None:
+        self._printed = self._clock()
         self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
 
 

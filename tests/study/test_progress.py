@@ -63,3 +63,17 @@ def test_of_a_run_that_was_finished_at_first_sight_nothing_follows(monkeypatch: 
     runs = Runs(monkeypatch, "ab")
     runs.look(60, a=10)
     assert runs.lines() == ["1/2  a: done"]
+
+
+def test_where_runs_take_long_lines_tell_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a bar, five minutes after the last line."""
+    runs = Runs(monkeypatch, "ab")
+    for now, rounds in ((100, 1), (299, 3), (301, 3), (500, 5), (602, 6)):
+        runs.look(now, a=rounds)
+    runs.look(700, a=10)
+    runs.look(800)
+    assert runs.lines() == [
+        "3 of 20 rounds; about 28 min 28 s left",
+        "6 of 20 rounds; about 23 min 26 s left",
+        "1/2  a: done; about 11 min 07 s left",
+    ]
