@@ -156,8 +156,11 @@ def resume(
             "move the run directory first",
         )
     _check_execution(recorded_config, config, on_event)
-    summary = directory.read_json("summary.json")
-    if summary is not None and summary.get("rounds", 0) >= config.rounds:
+    finished = directory.rounds_finished()
+    if finished > config.rounds:
+        what = f"is {config.rounds:,}, but {finished:,} rounds are complete"
+        raise ConfigError("rounds", what, "expected more, to continue the run")
+    if finished == config.rounds:
         on_event(Note(f"all {config.rounds} rounds are complete; nothing to resume"))
         directory.republish()  # the last try may have failed
         return Result(directory.path)

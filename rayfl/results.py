@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rayfl.config import Config
 from rayfl.data.events import client_number
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, nearest
+from rayfl.errors import ConfigError, Damaged, nearest
 from rayfl.rundir import RunDirectory
 from rayfl.servers.building import build
 from rayfl.servers.driver import Driver, tensors_of
@@ -188,7 +188,10 @@ class Result:
     @cached_property
     def scaling(self) -> Scaling:
         """Prepares inputs for models: ``result.scaling.apply(x)``, with ``x`` as the dataset stores it."""
-        return Scaling.from_dict(RunDirectory(self.path).read_json("normalisation.json"))
+        scaling = RunDirectory(self.path).scaling
+        if scaling is None:
+            raise Damaged(f"{self.path / 'normalisation.json'}: is missing")
+        return scaling
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 import json
 import os
@@ -295,6 +296,17 @@ class RunDirectory:
         path = self.path / "rounds.csv"
         return max(0, len(path.read_bytes().splitlines()) - 1) if path.is_file() else 0
 
+    def rounds_finished(self) -> int:
+        """The number of rounds of a finished run whose summary and ``rounds.csv`` are whole; else 0."""
+        try:
+            rounds = (self.read_json("summary.json") or {}).get("rounds", 0)
+            table = (self.path / "rounds.csv").read_bytes()
+        except (Damaged, OSError):
+            return 0
+        header, *lines = table.splitlines() or [b""]
+        whole = table.endswith(b"\n") and header.startswith(b"round,")
+        return len(lines) if whole and len(lines) == rounds else 0
+
     def write_config(self, config: Config) -> None:
         """``config.yaml``: what :func:`~rayfl.api.resume` reads."""
         files.write(self.path / "config.yaml", config.to_yaml())
@@ -371,10 +383,18 @@ class RunDirectory:
         values = self.read_json("normalisation.json")
         if values is None:
             return None
+        digest = values.pop("sha256", None)  # earlier versions wrote none
+        if digest not in (None, _digest(values)):
+            raise _damaged(self.path / "normalisation.json", "its numbers are not those that were written")
         try:
             return Scaling.from_dict(values)
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(self.path / "normalisation.json", one_line(error)) from None
+
+    def write_scaling(self, scaling: Scaling) -> None:
+        """``normalisation.json``, with its hash: other numbers would change every result unnoticed."""
+        values = scaling.to_dict()
+        self.write_json("normalisation.json", {**values, "sha256": _digest(values)})
 
     @property
     def begun(self) -> bool:
@@ -597,6 +617,10 @@ _REMEDIES = {
     "summary.json": "delete it and resume the run, which writes it again",
     "normalisation.json": "delete it if the data are as they were",
 }
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _damaged(path: Path, why: str) -> Damaged:

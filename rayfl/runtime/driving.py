@@ -127,7 +127,7 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     backend = make_backend(config, plan, directory.path.name)
     scaling = federation.samples.scaling
     assert scaling is not None
-    directory.write_json("normalisation.json", scaling.to_dict())
+    directory.write_scaling(scaling)
     in_bf16 = "" if host.precision == "float32" else f" in {host.precision}"
     engine = f"training engine: {host.engine}{in_bf16} ({host.why})"
     about_precision = precision.remarks(host.precision, host.device)

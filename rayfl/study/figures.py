@@ -6,6 +6,7 @@ dashes if there are more methods.
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,7 +84,9 @@ def write_figures(results: Results, folder: Path) -> list[Path]:
                 with rc_context(_STYLE), warnings.catch_warnings():
                     # Matplotlib's font lacks the letter; viewers of SVG have others
                     warnings.filterwarnings("ignore", "Glyph .* missing from font")
-                    figure.savefig(path, metadata={date: None})
+                    drawn = io.BytesIO()
+                    figure.savefig(drawn, format=form, metadata={date: None})
+                files.write(path, drawn.getvalue())
                 written.append(path)
     return written
 

@@ -334,9 +334,7 @@ class StudyFile(Section):
             for setting in self.tune.space:
                 if setting in self.grid or setting in self.settings:
                     raise ValueError(f"tune: {setting} is set already; leave it out of settings and grid")
-            for seed in self.tune.seeds:
-                if seed in self.seeds:
-                    raise ValueError(f"tune.seeds: {seed} is one of the study's seeds; choose on others")
+            _check_tuning_seeds(self.tune, self.seeds)
         return self
 
     def has_point(self, name: str) -> bool:
@@ -390,6 +388,13 @@ def _check_shared(settings: Mapping[str, Any], where: str) -> None:
         raise ValueError(f"{where}.seed: name the seeds of a study as seeds")
     if keys & {"algorithm", "algorithm.name"}:
         raise ValueError(f"{where}.algorithm: each method has its own, in methods")
+
+
+def _check_tuning_seeds(tune: Tune, seeds: Sequence[int]) -> None:
+    """Refuse to choose settings by runs that are also results."""
+    for seed in tune.seeds:
+        if seed in seeds:
+            raise ValueError(f"tune.seeds: {seed} is one of the study's seeds; choose on others")
 
 
 def _check_axes_set_once(study: StudyFile) -> None:
@@ -551,6 +556,8 @@ def take(
             raise ConfigError(text, "is an axis of the grid, or chosen by tune", "change the study file")
     try:
         seed_update = {"seeds": seeds_of(seeds)} if seeds else {}
+        if study.tune is not None:
+            _check_tuning_seeds(study.tune, seed_update.get("seeds", ()))
     except ValueError as error:
         raise ConfigError("--seeds", str(error)) from None
     try:

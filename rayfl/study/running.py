@@ -14,7 +14,7 @@ from typing import Any
 
 from rayfl.config import Config, load
 from rayfl.config.text import parse
-from rayfl.errors import ConfigError, Damaged, Held, RayflError
+from rayfl.errors import ConfigError, Held, RayflError
 from rayfl.events import RunEvent
 from rayfl.remote import Remote, staging
 from rayfl.remote import runs as published
@@ -84,15 +84,11 @@ def directory_of(run: PlannedRun) -> Path:
 
 
 def is_finished(run: PlannedRun) -> bool:
-    """Whether the run's directory holds its result, with a readable summary.
+    """Whether the run's directory holds its result, with a summary and rounds that are whole.
 
     A run that was resumed with more rounds is another one, although its directory keeps the name.
     """
-    try:
-        summary = RunDirectory(directory_of(run)).read_json("summary.json")
-    except Damaged:
-        return False
-    return summary is not None and summary.get("rounds", run.config.rounds) == run.config.rounds
+    return RunDirectory(directory_of(run)).rounds_finished() == run.config.rounds
 
 
 def fetch(runs: Sequence[PlannedRun]) -> None:

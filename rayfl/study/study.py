@@ -244,6 +244,7 @@ def execute(
         if runner.stopped:  # what the study itself would run is not known yet: no tables, no verdicts
             return Study(folder, Results(study, (), prepared.columns, runner.errors), (), tuple(tuned), True)
         tuning.check_measured(study.tune, tuned)
+        tuning.check_chosen(study, tuned, chosen)
     runs = plan(study, chosen)
     runner.run("runs", runs)
     results = Results(study, runs, prepared.columns, runner.errors)

@@ -13,7 +13,7 @@ from rayfl.evaluation import protocols
 from rayfl.evaluation.metrics import METRICS
 from rayfl.rundir import RunDirectory
 from rayfl.study.file import Settings, StudyFile, Tune, overrides_of
-from rayfl.study.plan import PlannedRun, check_number, place_of, points, resolved
+from rayfl.study.plan import PlannedRun, check_number, place_of, points, resolved, spoken
 from rayfl.study.results import better, known_numbers
 from rayfl.study.running import directory_of, is_finished
 
@@ -77,6 +77,8 @@ def planned(
 def candidates(study: StudyFile) -> list[Candidate]:
     """Every method with every combination of values that makes a difference to it.
 
+    A single combination that changes its runs is tried, too: it has no rival, but may fail.
+
     Raises:
         ConfigError: for the first invalid run.
     """
@@ -115,7 +117,10 @@ def candidates(study: StudyFile) -> list[Candidate]:
             if keys not in seen:
                 of_method.append(Candidate(label, settings, runs))
             seen.add(keys)
-        all_candidates += of_method if len(of_method) > 1 else []
+        first = of_method[0]
+        untuned = [planned(study, label, run.point, run.seed, {}).key for run in first.runs]
+        makes_a_difference = len(of_method) > 1 or [run.key for run in first.runs] != untuned
+        all_candidates += of_method if makes_a_difference else []
     return all_candidates
 
 
@@ -182,7 +187,7 @@ def check_measured(tune: Tune, tried: Sequence[Mapping[str, Any]]) -> None:
 def best(study: StudyFile, tried: Sequence[Candidate]) -> Chosen:
     """The settings with the highest score for every method; of equal ones the first.
 
-    A method without a finished candidate has no entry: it keeps the settings of the study.
+    A method without a finished candidate has no entry (:func:`check_chosen`).
     """
     tune = study.tune
     assert tune is not None
@@ -193,6 +198,25 @@ def best(study: StudyFile, tried: Sequence[Candidate]) -> Chosen:
         if max(scores) > -math.inf:
             chosen[label, place_of(point)] = of_method[scores.index(max(scores))].settings
     return chosen
+
+
+def check_chosen(study: StudyFile, tried: Sequence[Mapping[str, Any]], chosen: Chosen) -> None:
+    """Refuse a method of which all trials have failed: untuned, it would not be compared fairly.
+
+    Args:
+        study: the file.
+        tried: see :func:`trial_records`.
+        chosen: what was chosen among them.
+
+    Raises:
+        ConfigError
+    """
+    for label, point in itertools.product({trial["method"]: None for trial in tried}, points(study)):
+        if (label, place_of(point)) not in chosen:
+            by_point = study.tune is not None and study.tune.per == "point"
+            where = "".join(f", {spoken(axis, name)}" for axis, name in point.items()) * by_point
+            what = f"{label}{where}: no combination of values has runs that all finished"
+            raise ConfigError("tune", what, "change the values")
 
 
 def trial_records(study: StudyFile, tried: Sequence[Candidate]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from rayfl.config import load
 from rayfl.data import DATASETS, Dataset, Samples
 from rayfl.data.scaling import GivenScaling, Scaling
 from rayfl.data.server import ServerData
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, Damaged
 from rayfl.rundir import RunDirectory
 
 RNG = np.random.default_rng(4)
@@ -171,8 +171,22 @@ def test_a_run_keeps_its_scaling(settings: dict[str, Any], tmp_path: Path) -> No
     half = rayfl.run(config)
     assert half.scaling == Scaling.of(samples(x[:160]))
     assert rayfl.resume(half.path, ["rounds=4"]).summary["models_sha256"] == whole
-    written = json.loads((half.path / "normalisation.json").read_text())
-    written["mean"][0] += 1.0
-    (half.path / "normalisation.json").write_text(json.dumps(written))
-    assert rayfl.resume(half.path, ["rounds=5"]).scaling.mean[0] == written["mean"][0]
-    assert RunDirectory.open(half.path).scaling == Scaling.from_dict(written)
+    directory = RunDirectory.open(half.path)
+    other = replace(half.scaling, mean=(half.scaling.mean[0] + 1, *half.scaling.mean[1:]))
+    directory.write_scaling(other)
+    assert rayfl.resume(half.path, ["rounds=5"]).scaling == other
+    assert directory.scaling == other
+
+
+def test_other_numbers_than_were_written_are_refused(settings: dict[str, Any]) -> None:
+    """A single digit would change all results without notice. Earlier versions wrote no hash."""
+    run = rayfl.run({**settings, "rounds": 1})
+    file = run.path / "normalisation.json"
+    written = json.loads(file.read_text())
+    changed = {**written, "std": [1.5 * value for value in written["std"]]}
+    file.write_text(json.dumps(changed))
+    with pytest.raises(Damaged, match=r"normalisation.json: is damaged \(its numbers are not those"):
+        rayfl.resume(run.path, ["rounds=2"])
+    del changed["sha256"]
+    file.write_text(json.dumps(changed))
+    assert rayfl.resume(run.path, ["rounds=2"]).scaling.std == tuple(changed["std"])

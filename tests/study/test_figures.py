@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rayfl.errors import DiskError
 from rayfl.statistics import Interval
 from rayfl.study import figures
 from rayfl.study.figures import StudyPlots
@@ -65,3 +69,17 @@ def test_a_font_is_found_that_has_the_letters(monkeypatch: pytest.MonkeyPatch) -
     assert figures._font_settings(["FedAvg"]) == {"font.family": ["DejaVu Sans"]}
     assert figures._font_settings(["联邦 FedAvg"]) == {"font.family": ["DejaVu Sans", "Micro Hei"]}
     assert figures._font_settings(["联邦"]) == {"font.family": ["Micro Hei"]}
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matplotlib would fail a second time where it closes a PDF, and hide what happened."""
+
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    results = plots(["one", "two"])._results
+    results.finished, results.runs = 2, []  # type: ignore[misc]
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(DiskError, match="No space left on device"):
+        figures.write_figures(results, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,32 @@ def test_settings_of_an_algorithm_are_tried_for_the_methods_that_have_them(tmp_p
 def test_a_setting_that_no_algorithm_has_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"tune: algorithm.server_rl: no method has such .*'server_lr'"):
         run(tmp_path, methods={"FedAdam": {"algorithm": "fedadam"}}, tune={"algorithm.server_rl": [0.1, 1]})
+
+
+def test_a_single_value_is_what_is_chosen(tmp_path: Path) -> None:
+    """Also for a method to which further values of the space make no difference."""
+    methods = {"FedAvg": {"algorithm": "fedavg"}, "FedAdam": {"algorithm": "fedadam"}}
+    tune = {"training.lr": [0.15], "algorithm.server_lr": [1e-6, 0.03], "seeds": [100]}
+    study = run(tmp_path, methods=methods, tune=tune, seeds=[0])
+    assert {run.config.training.lr for run in study.results.runs} == {0.15}
+    assert [each["method"] for each in study.tuned] == ["FedAvg", "FedAdam", "FedAdam"]
+
+
+@pytest.mark.parametrize(
+    ("per", "where"), [("method", "FedAvg"), ("point", r"FedAvg, lr 1e\+30")], ids=["method", "point"]
+)
+def test_a_method_without_a_trial_that_finished_is_refused(tmp_path: Path, per: str, where: str) -> None:
+    """Untuned it would be compared with others that are tuned."""
+    grid = {"training.lr": [0.05, 1e30]}
+    tune = {"training.momentum": [0.0, 0.5], "seeds": [100], "per": per}
+    with pytest.raises(ConfigError, match=f"^tune: {where}: no combination of values has runs that all fin"):
+        run(tmp_path, grid=grid, tune=tune, seeds=[0], methods={"FedAvg": {"algorithm": "fedavg"}})
+
+
+def test_seeds_of_the_command_line_are_no_seeds_of_tune_either(tmp_path: Path) -> None:
+    assert take(TUNED, tmp_path, seeds="98-99").seeds == (98, 99)
+    with pytest.raises(ConfigError, match=r"^--seeds: tune.seeds: 100 is one of the study's seeds"):
+        take(TUNED, tmp_path, seeds="99-100")
 
 
 def test_the_choice_knows_nothing_of_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,5 +302,6 @@ def test_a_stopped_or_failed_search_is_not_remembered(
             told.append(({"training.lr": 0.2}, {"state": "finished", "validation_accuracy_mean": 50.0}))
         monkeypatch.setattr("rayfl.runtime.trials.search", lambda *given, told=told: told)
         monkeypatch.setattr(Runner, "run", lambda self, title, runs: None)
-        run(tmp_path, inline=False, tune=DRAWN)
+        with pytest.raises(ConfigError, match="no combination") if "error" in last else nullcontext():
+            run(tmp_path, inline=False, tune=DRAWN)
         assert not (tmp_path / "runs" / "searches").exists()
