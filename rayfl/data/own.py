@@ -6,14 +6,15 @@ import contextlib
 import inspect
 import random
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from rayfl.data.arrays import Layout, is_column, one_line
 from rayfl.data.base import Numbering
-from rayfl.errors import ConfigError, DataError, type_of
+from rayfl.errors import ConfigError, DataError, nearest, type_of
 from rayfl.plugins import broken, resolve
 from rayfl.random import generator, key
 from rayfl.settings import Section
@@ -109,15 +110,38 @@ def as_arrays(returned: Any, where: str) -> tuple[Arrays, Layout]:
     raise DataError(f"{where} returned {type_of(returned)}; {EXPECTED}")
 
 
-def with_test_part(
-    arrays: Arrays, fraction: float | None, seed: int, where: str
-) -> tuple[Arrays, Numbering | None]:
-    """Return arrays with a test part: the existing one, or a fraction of each class drawn at random.
+class Divided(Protocol):
+    """A dataset that may draw its test samples itself."""
+
+    @property
+    def test_fraction(self) -> float | None:
+        """Of the samples of each class, or of each value of ``test_by``; None: none are drawn."""
+
+    @property
+    def test_by(self) -> str | None:
+        """The name of a column."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the draw."""
+
+
+TestBy = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        description="a column, such as that of the clients: test_fraction of the samples of each of its "
+        "values, at least one where there are two; by default of each class",
+    ),
+]
+
+
+def with_test_part(arrays: Arrays, source: Divided, where: str) -> tuple[Arrays, Numbering | None]:
+    """Return arrays with a test part: the existing one, or one that is drawn.
 
     Args:
         arrays: of :func:`as_arrays`; next to ``x`` and ``y``, other names are columns.
-        fraction: of samples for the test part; None if there already is one.
-        seed: of the draw.
+        source: whether and how to draw.
         where: the source, for errors.
 
     Returns:
@@ -128,10 +152,11 @@ def with_test_part(
         DataError: if there are too few samples.
     """
     if "x" not in arrays:
-        if fraction is not None:
-            raise ConfigError("data.test_fraction", f"{where} has a test part", "leave the fraction out")
+        for name in ("test_fraction", "test_by"):
+            if getattr(source, name) is not None:
+                raise ConfigError(f"data.{name}", f"{where} has a test part", "leave the setting out")
         return arrays, None
-    if fraction is None:
+    if source.test_fraction is None:
         raise ConfigError(
             "data.test_fraction", f"{where} has no test part", "say what fraction to take, e.g. 0.2"
         )
@@ -144,7 +169,7 @@ def with_test_part(
             raise DataError(f"{where}: {name} has shape {values.shape}, y has shape {y.shape}")
     numeric = y.dtype.kind == "f" or (y.ndim > 1 and y.shape[1] > 1)
     labels = np.zeros(len(y), np.int64) if numeric or not len(y) else y.reshape(len(y), -1)[:, 0]
-    test = draw_test_mask(labels, fraction, seed, where)
+    test = draw_tests(source, labels, {n: v for n, v in arrays.items() if n not in ("x", "y")}, where)
     parts = {
         f"{n}_{part}": v[mask] for n, v in arrays.items() for part, mask in (("train", ~test), ("test", test))
     }
@@ -157,13 +182,49 @@ def check_seed(dataset: Section) -> None:
     Raises:
         ValueError: for pydantic, which reports it as an error of the config.
     """
-    seed, fraction = (getattr(dataset, name) for name in ("seed", "test_fraction"))
+    seed, fraction, by = (getattr(dataset, name) for name in ("seed", "test_fraction", "test_by"))
+    if fraction is None and by is not None:
+        raise ValueError("test_by would change nothing; it says of what test_fraction is")
     if fraction is None and seed != type(dataset).model_fields["seed"].default:
         raise ValueError(f"seed {seed} would change nothing; it draws the test samples of test_fraction")
 
 
-def draw_test_mask(labels: NDArray[np.generic], fraction: float, seed: int, where: str) -> NDArray[np.bool_]:
+def draw_tests(
+    source: Divided, labels: NDArray[np.generic], columns: Mapping[str, NDArray[np.generic]], where: str
+) -> NDArray[np.bool_]:
+    """Draw which samples are for tests ``(n,)``.
+
+    Args:
+        source: how to draw; with a fraction.
+        labels: of the samples ``(n,)``.
+        columns: of the samples, ``(n,)`` each.
+        where: the source, for errors.
+
+    Raises:
+        ConfigError: if there is no such column.
+        DataError: if no test sample would be drawn.
+    """
+    assert source.test_fraction is not None
+    if source.test_by is None:
+        return draw_test_mask(labels, source.test_fraction, source.seed, where)
+    if source.test_by not in columns:
+        what = f"{where} has no column {source.test_by!r}"
+        raise ConfigError("data.test_by", what, nearest(source.test_by, columns) if columns else "")
+    values = np.asarray(columns[source.test_by]).reshape(len(labels), -1)[:, 0]
+    return draw_test_mask(values, source.test_fraction, source.seed, where, least=1)
+
+
+def draw_test_mask(
+    labels: NDArray[np.generic], fraction: float, seed: int, where: str, least: int = 0
+) -> NDArray[np.bool_]:
     """Draw which samples are for tests ``(n,)``: a fraction of each class, but never all samples of a class.
+
+    Args:
+        labels: ``(n,)``.
+        fraction: of the samples of each class.
+        seed: of the draw.
+        where: the source, for errors.
+        least: test samples of a class that has more samples than these.
 
     Raises:
         DataError: if no test sample would be drawn; its message names ``where``.
@@ -173,7 +234,8 @@ def draw_test_mask(labels: NDArray[np.generic], fraction: float, seed: int, wher
     starts = np.cumsum(counts) - counts
     rank = np.empty(len(labels), np.int64)
     rank[order] = np.arange(len(labels)) - starts[classes[order]]
-    test_mask: NDArray[np.bool_] = rank < np.minimum(np.rint(fraction * counts), counts - 1)[classes]
+    wanted = np.maximum(np.rint(fraction * counts), least)
+    test_mask: NDArray[np.bool_] = rank < np.minimum(wanted, counts - 1)[classes]
     if not test_mask.any():
         raise DataError(f"{where}: a fraction of {fraction:g} of {len(labels)} samples leaves no test sample")
     return test_mask

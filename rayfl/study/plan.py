@@ -102,6 +102,10 @@ def key_of(config: Config) -> str:
     # Settings that earlier versions named differently or did not have: keys stay the same, as runs do.
     if settings["data"]["name"] == "npz" and settings["data"]["test_fraction"] is None:
         del settings["data"]["test_fraction"], settings["data"]["seed"]
+    if settings["data"].get("test_by") is None:
+        settings["data"].pop("test_by", None)
+    if not settings["partition"].get("min_test_samples"):
+        settings["partition"].pop("min_test_samples", None)
     if settings["training"]["precision"] == "float32":
         del settings["training"]["precision"]
     if settings["aggregation"] == {"name": "mean"}:

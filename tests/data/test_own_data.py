@@ -447,10 +447,13 @@ def test_values_of_a_column_that_the_server_has_alone_are_noted() -> None:
     data = hold_out(Samples("mine", x, y, x, y, 2, columns={"site": column}), 0.5, 0, seed=0)
     found = PARTITIONS["column"](column="site").assign(data, 0)
     gone = 20 - len(found.clients)
-    assert gone > 0
+    assert found.names is not None
+    lost = [str(site) for site in range(20) if str(site) not in found.names.tolist()]
+    assert len(lost) == gone > 0
     assert found.notes == (
-        f"partition: {gone} of 20 values of site have no training sample and are left out (samples may be in "
-        "the test part, or held by the server: data.server_share)",
+        f"partition: {gone} of 20 values of site have no training sample and are left out: "
+        f"{', '.join(map(repr, lost[:5]))}{f' and {gone - 5} more' if gone > 5 else ''} "
+        "(samples may be in the test part, or held by the server: data.server_share)",
     )
 
 

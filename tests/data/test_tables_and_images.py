@@ -89,6 +89,61 @@ def test_clients_by_an_excluded_column_or_by_a_table_of_owners(tmp_path: Path) -
         assert message in str(caught.value)
 
 
+def people(sizes: dict[str, int]) -> pd.DataFrame:
+    """Patients, so many of each hospital."""
+    hospitals = [name for name, size in sizes.items() for _ in range(size)]
+    return frame(len(hospitals)).assign(hospital=hospitals)
+
+
+def test_a_fraction_of_each_client_leaves_nobody_without_tests(tmp_path: Path) -> None:
+    """But clients with a single sample, which may be left out."""
+    sizes = {"big": 40, "pair": 2, "three": 3, "one": 1, "lone": 1}
+    found = table(tmp_path / "people.csv", people(sizes), test_by="hospital")
+    column = found.columns["hospital"]
+    assert column.test is not None
+    tests = dict(zip(column.values.tolist(), np.bincount(column.test, minlength=5).tolist(), strict=True))
+    assert tests == {"big": 8, "pair": 1, "three": 1, "one": 0, "lone": 0}
+    with pytest.raises(DataError, match=r"client 'lone' has no .*data.test_by.*partition.min_test_samples=1"):
+        PARTITIONS["column"](column="hospital").assign(found, 0)
+    tested = PARTITIONS["column"](column="hospital", min_test_samples=1).assign(found, 0)
+    assert tested.names is not None
+    assert tested.names.tolist() == ["big", "pair", "three"]
+    assert tested.test is not None
+    assert [len(part) for part in tested.test] == [8, 1, 1]
+    (note, *_) = tested.notes
+    assert note.startswith(
+        "partition: 2 of 5 values of hospital have fewer than 1 test sample and are left out: "
+    )
+    assert "'lone', 'one' (partition.min_test_samples)" in note
+    with pytest.raises(DataError, match="min_test_samples: clients are not tested on samples of their own"):
+        PARTITIONS["column"](column="hospital", min_test_samples=1, tests="labels").assign(found, 0)
+
+
+def test_a_column_that_is_not_there_cannot_divide_the_tests(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.test_by: .* no column 'hopsital'; did you mean 'hospital'"):
+        table(tmp_path / "people.csv", test_by="hopsital")
+    with pytest.raises(ValueError, match="test_by would change nothing"):
+        table(
+            tmp_path / "people.csv", test_by="hospital", test_fraction=None, test_path=tmp_path / "people.csv"
+        )
+
+
+def test_arrays_and_folders_are_divided_by_client_too(tmp_path: Path) -> None:
+    who = np.repeat(["a", "b", "c"], [20, 2, 2])
+    np.savez(
+        tmp_path / "mine.npz",
+        x=np.arange(48.0, dtype=np.float32).reshape(24, 2),
+        y=np.arange(24) % 2,
+        who=who,
+    )
+    found = DATASETS["npz"](path=tmp_path / "mine.npz", test_fraction=0.25, test_by="who").load(tmp_path)
+    column = found.columns["who"]
+    assert column.test is not None
+    assert np.bincount(column.test).tolist() == [5, 1, 1]
+    with pytest.raises(ConfigError, match=r"data.test_by: .* has no column 'whom'; did you mean 'who'"):
+        DATASETS["npz"](path=tmp_path / "mine.npz", test_fraction=0.25, test_by="whom").load(tmp_path)
+
+
 @pytest.mark.parametrize(
     "ids", [["007", "7", "1E2", "100"], ["1.50", "1.5", "2", "x"], ["true", "TRUE", "NA", "None"]]
 )

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from rayfl.data.arrays import Layout, as_inputs, one_line
 from rayfl.data.base import Dataset, Samples
-from rayfl.data.own import check_seed, draw_test_mask, split_numbering
+from rayfl.data.own import TestBy, check_seed, draw_tests, split_numbering
 from rayfl.data.pictures import Opened, read_pictures
 from rayfl.data.tables import require
 from rayfl.data.tabular import Encoded, Place, Roles, as_text, encode, labels_of
@@ -52,6 +52,7 @@ class HuggingFace(Dataset):
     test_fraction: float | None = Field(
         None, gt=0, lt=1, description="without a second split: fraction of each class for tests"
     )
+    test_by: TestBy = None
     label: str = Field("label", min_length=1, description="the column with the class")
     input: str | None = Field(
         None, description="the column with the images or arrays; default: the only one with images or arrays"
@@ -126,7 +127,7 @@ class HuggingFace(Dataset):
         if self.test_fraction is None:
             test = np.arange(len(x)) >= count
         else:
-            test = draw_test_mask(encoded.y, self.test_fraction, self.seed, self.path)
+            test = draw_tests(self, encoded.y, encoded.columns, self.path)
         return Samples(
             self.path.rstrip("/").rpartition("/")[2] or self.path,
             x[~test],

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from rayfl.data.arrays import column_of
 from rayfl.data.base import Dataset, MoreSamples, Names, Samples
-from rayfl.data.own import check_seed, draw_test_mask, split_numbering
+from rayfl.data.own import TestBy, check_seed, draw_tests, split_numbering
 from rayfl.data.pictures import Opened, read_pictures
 from rayfl.errors import ConfigError, DataError
 
@@ -36,6 +36,7 @@ class ImageFolder(Dataset):
     test_fraction: float | None = Field(
         None, gt=0, lt=1, description="fraction of each class for tests, if there is no folder test"
     )
+    test_by: TestBy = None
     size: int | None = Field(
         None,
         ge=1,
@@ -79,7 +80,7 @@ class ImageFolder(Dataset):
             assert folder.tests is not None
             tests = folder.tests
         else:
-            tests = draw_test_mask(y, self.test_fraction, self.seed, str(self.root))
+            tests = draw_tests(self, y, folder.columns, str(self.root))
         x = folder.pictures(self.size, self.channels)
         return Samples(
             self.root.resolve().name,

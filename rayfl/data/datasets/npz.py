@@ -12,7 +12,7 @@ from typing_extensions import override
 from rayfl.data.arrays import Layout, of_arrays, read_arrays
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
-from rayfl.data.own import check_seed, with_test_part
+from rayfl.data.own import TestBy, check_seed, with_test_part
 from rayfl.given import shown_path
 
 
@@ -39,6 +39,7 @@ class Npz(ImageDataset):
     test_fraction: float | None = Field(
         None, gt=0, lt=1, description="fraction of each class for tests, if the file has x and y only"
     )
+    test_by: TestBy = None
     seed: int = Field(0, description="seed of the draw of the test samples")
 
     @model_validator(mode="after")
@@ -53,6 +54,6 @@ class Npz(ImageDataset):
     @override
     def load(self, root: Path) -> Samples:
         path = self.path.expanduser()
-        arrays, numbering = with_test_part(read_arrays(path), self.test_fraction, self.seed, shown_path(path))
+        arrays, numbering = with_test_part(read_arrays(path), self, shown_path(path))
         samples = of_arrays(arrays, path.stem, shown_path(path), self.layout, self.tokens)
         return self.reshaped(replace(samples, numbering=numbering))

@@ -13,7 +13,7 @@ from typing_extensions import override
 from rayfl.data.arrays import Layout, of_arrays
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
-from rayfl.data.own import as_arrays, call, seeded, with_test_part
+from rayfl.data.own import TestBy, as_arrays, call, seeded, with_test_part
 from rayfl.errors import DataError
 from rayfl.plugins import resolve
 from rayfl.settings import Kwargs
@@ -43,6 +43,7 @@ class FromPython(ImageDataset):
     test_fraction: float | None = Field(
         None, gt=0, lt=1, description="fraction of each class for tests, if there is no test part"
     )
+    test_by: TestBy = None
     classes: int | None = Field(
         None, ge=2, description="number of classes; by default one more than the largest label"
     )
@@ -64,7 +65,7 @@ class FromPython(ImageDataset):
         with seeded(self.seed):
             returned = call(self.target, self.kwargs, "data")
             arrays, layout = as_arrays(returned, self.target)
-        arrays, numbering = with_test_part(arrays, self.test_fraction, self.seed, self.target)
+        arrays, numbering = with_test_part(arrays, self, self.target)
         samples = of_arrays(
             arrays,
             self.target.rpartition(":")[2],

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from rayfl.data.base import Dataset, MoreSamples, Samples
-from rayfl.data.own import check_seed, draw_test_mask, split_numbering
+from rayfl.data.own import TestBy, check_seed, draw_tests, split_numbering
 from rayfl.data.tables import check_file, line_of, read_table, require
 from rayfl.data.tabular import Roles, as_text, encode, known_values
 from rayfl.errors import ConfigError
@@ -37,6 +37,7 @@ class Table(Dataset):
     test_fraction: float | None = Field(
         None, gt=0, lt=1, description="without a second table: fraction of each class for tests"
     )
+    test_by: TestBy = None
     exclude: tuple[str, ...] = Field(
         (), description="columns that are not features; partition.name=column can divide by them"
     )
@@ -84,7 +85,7 @@ class Table(Dataset):
         if self.test_fraction is None:
             test = np.arange(len(frame)) >= count
         else:
-            test = draw_test_mask(table.y, self.test_fraction, self.seed, str(self.path))
+            test = draw_tests(self, table.y, table.columns, str(self.path))
         return Samples(
             self.path.stem,
             table.x[~test],

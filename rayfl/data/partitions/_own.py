@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ class OwnPartition(Partition):
         "labels: on test samples that follow its label distribution, as in other "
         "partitions",
     )
+
+    _without_tests: ClassVar[str] = "give it one"
+    """What to do about clients without test samples."""
 
     def assignment(
         self, train: Owners, test: Owners | None, names: Names, notes: Sequence[str] = ()
@@ -58,7 +61,7 @@ class OwnPartition(Partition):
             if not test_sizes.all():
                 raise DataError(
                     f"{where}: client {str(names[test_sizes.argmin()])!r} has no test sample of its own "
-                    f"({_such(test_sizes)}); give it one, or set partition.tests=labels"
+                    f"({_such(test_sizes)}); {self._without_tests}, or set partition.tests=labels"
                 )
             tests = by_owner(test, count)
         unowned = np.flatnonzero(train < 0)
