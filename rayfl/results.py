@@ -139,7 +139,7 @@ class Result:
 
         Args:
             x: inputs as the dataset stores them ``(n, *shape)``; the run's :attr:`scaling` is applied to
-            them.
+                them. Images may also be ``(n, H, W)`` or ``(n, H, W, C)``.
             client, cluster: whose model, see :meth:`model`.
 
         Returns:
@@ -156,6 +156,7 @@ class Result:
 
         module, (_, host) = self.model(client, cluster), self._built
         shape = tuple(host.spec.shape)
+        x = _channels_first(np.asarray(x), shape)
         if np.shape(x)[1:] != shape:
             raise ConfigError(
                 "predict", f"inputs of shape {np.shape(x)}", f"they must be (n, {', '.join(map(str, shape))})"
@@ -257,3 +258,12 @@ def client_models(
             yield (client if names is None else str(names[client])), tensors_of(host.spec, row)
     finally:
         backend.close()
+
+
+def _channels_first(x: NDArray[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
+    """Images ``(n, H, W)`` or ``(n, H, W, C)`` as ``(n, C, H, W)``; other inputs as they are."""
+    if len(shape) != 3 or x.shape[1:] == shape:
+        return x
+    if x.ndim == 3 and shape[0] == 1:
+        return x[:, None]
+    return x.transpose(0, 3, 1, 2) if x.ndim == 4 and x.shape[1:] == (*shape[1:], shape[0]) else x

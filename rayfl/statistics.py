@@ -73,6 +73,9 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     mean = float(present.mean())
     if len(present) == 1:
         return Interval(mean, -math.inf, math.inf, 1)
+    if np.ptp(present) <= _EQUAL_SPREAD * np.abs(present).max():  # three times 91.1 have another mean
+        equal = float(present[0])
+        return Interval(equal, equal, equal, len(present))
     low, high = _bounds(present, level)
     return Interval(mean, low, high, len(present))
 
@@ -143,8 +146,6 @@ def _bounds(values: NDArray[np.float64], level: float) -> tuple[float, float]:
     from scipy.stats import t
 
     mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
-    if error == 0:
-        return mean, mean
     low, high = t.interval(level, len(values) - 1, loc=mean, scale=error)
     return float(low), float(high)
 

@@ -35,8 +35,9 @@ def test_one_value_has_no_bounds_and_none_has_no_mean() -> None:
 
 
 def test_equal_values_have_an_interval_of_no_width() -> None:
-    found = mean_interval([2.0, 2.0, 2.0])
-    assert (found.low, found.high, found.half) == (2.0, 2.0, 0.0)
+    for value in (2.0, 91.1, 0.0):  # the mean of three times 91.1 is another number
+        found = mean_interval([value] * 3)
+        assert (found.mean, found.low, found.high, found.half) == (value, value, value, 0.0)
 
 
 def test_differences_pair_by_place() -> None:

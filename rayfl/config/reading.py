@@ -81,12 +81,17 @@ def load(
         source: a preset's name, a YAML file, or a mapping (or a Config, to change it).
         overrides: dotted settings such as ``"training.lr=0.1"``; the value is read as YAML.
         parts: Python objects in place of the source's sections: ``algorithm=MyMethod(rate=0.1)``,
-            ``model=MyNet`` (an ``nn.Module`` class), ``data=(x_train, y_train, x_test, y_test)``.
+            ``model=MyNet`` (an ``nn.Module`` class), ``data=(x_train, y_train, x_test, y_test)``. Settings of
+            a section without a name, such as ``{"data": {"normalise": "none"}}``, are kept.
 
     Raises:
         ConfigError: one line: where, what, and what would be right.
     """
     settings, part_settings, overrides = read(source), plain(parts), names_first(overrides)
+    for section, given in part_settings.items():
+        kept = settings.get(section)
+        if isinstance(given, dict) and isinstance(kept, Mapping) and "name" not in kept:
+            part_settings[section] = {**kept, **given}
     requested = with_overrides({**settings, **part_settings}, overrides)
     # Old versions may have other settings.
     plugins.refuse_old([*_plugins_in(requested), *_possible_targets(requested)])

@@ -62,8 +62,12 @@ def partition_of(thing: object) -> dict[str, Any] | None:
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["sample", "client"])
+    ids: set[str] = set()
     for client, samples in entries:
-        places = np.asarray(samples)
+        name, places = str(client).strip(), np.asarray(samples)
+        if name in ids:
+            raise DataError(f"partition: two clients have the id {name!r}")
+        ids.add(name)
         if not places.size:
             raise DataError(f"partition: client {client} has no samples; leave it out")
         if not places.ndim or places.dtype.kind not in "iuf":

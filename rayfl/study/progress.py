@@ -158,4 +158,8 @@ def _result_text(path: Any) -> str:
         summary = RunDirectory(path).read_json("summary.json") or {}
     except Damaged:
         return "done"
-    return f"accuracy {percent(summary.get('accuracy_mean'))} in {duration(summary.get('seconds'))}"
+    held_out = summary.get("validation_accuracy_mean")  # by which settings are chosen
+    validation = "" if held_out is None else f" ({percent(held_out)} on validation samples)"
+    return (
+        f"accuracy {percent(summary.get('accuracy_mean'))}{validation} in {duration(summary.get('seconds'))}"
+    )

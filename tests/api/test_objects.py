@@ -57,6 +57,8 @@ def test_a_dictionary_of_samples_by_the_ids_of_the_clients(arrays):
     assert dict(zip(result.clients["name"], result.clients["n"], strict=True)) == {"Köln": 27, "st. mary": 9}
     settings = rayfl.load(SMALL, data=tuple(arrays.values()), partition={"clients": 3})
     assert settings.partition.name == "label_skew"  # a dictionary of anything else
+    with pytest.raises(ConfigError, match="partition: two clients have the id '5'"):
+        rayfl.load(SMALL, data=tuple(arrays.values()), partition={5: range(10), "5": range(10, 40)})
     with pytest.raises(ConfigError, match="partition: client a has no samples"):
         rayfl.load(SMALL, partition={"a": range(0)})
 
@@ -72,6 +74,18 @@ class Net(nn.Module):
     def forward(self, x):
         return self.map(x)
 """
+
+
+def test_settings_beside_an_object_are_kept(arrays):
+    """Those of a section without a name; a named one is another dataset or partition."""
+    settings = {**SMALL, "data": {"normalise": "none"}, "partition": {"validation": 0.5}}
+    given = {"data": tuple(arrays.values()), "partition": [range(20), range(20, 40)]}
+    config = rayfl.load(settings, **given)
+    assert (config.data.normalise, config.partition.validation) == ("none", 0.5)
+    with pytest.raises(ConfigError, match=r"data.nonsense: no such setting"):
+        rayfl.load({**SMALL, "data": {"nonsense": 1}}, **given)
+    other = rayfl.load({**SMALL, "data": "digits", "partition": {"name": "iid", "clients": 9}}, **given)
+    assert (other.data.name, other.partition.name) == ("npz", "file")
 
 
 def test_a_network_is_a_class_or_has_been_built(arrays, monkeypatch):

@@ -21,7 +21,7 @@ import rayfl
 from rayfl.data import Samples
 from rayfl.errors import ConfigError
 from rayfl.models import MODELS, ModelSpec
-from rayfl.models.modules.own import derived_layers
+from rayfl.models.modules.own import derived_layers, replace_batch_norm
 from rayfl.training import LocalWork
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
@@ -169,6 +169,15 @@ def test_batch_norm_becomes_group_norm() -> None:
     assert spec.n_parameters == spec.P
     with pytest.raises(ConfigError, match=r"model.norm: the network has no BatchNorm"):
         spec_of(own("Flat", norm="group"))
+
+
+def test_over_vectors_all_channels_are_one_group() -> None:
+    """Groups of a single number each would be all zero, of two all one and minus one."""
+    module = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.ReLU())
+    replace_batch_norm(module)
+    x = torch.randn(1, 5)  # a batch of one sample
+    expected = functional.layer_norm(module[0](x), (16,))
+    torch.testing.assert_close(module(x), expected.relu())
 
 
 @pytest.mark.parametrize(

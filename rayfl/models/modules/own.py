@@ -178,7 +178,10 @@ def _named_layers(
 
 
 def replace_batch_norm(module: nn.Module) -> None:
-    """Replace each BatchNorm by a GroupNorm, with the most groups that divide both 32 and the channels.
+    """Replace each BatchNorm by a GroupNorm.
+
+    Over images its groups are the most that divide both 32 and the channels. Over vectors, which have a
+    single number a channel, all channels are one group.
 
     Raises:
         ConfigError: if there is no BatchNorm, or a subclass of it that does more than normalise.
@@ -190,7 +193,7 @@ def replace_batch_norm(module: nn.Module) -> None:
         if type(part) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) or not name:
             what = f"{name or 'the network'} is {type_of(part)}, which is more than BatchNorm"
             raise ConfigError("model.norm", what, "choose the norm by kwargs")
-        groups = math.gcd(32, part.num_features)
+        groups = 1 if isinstance(part, nn.BatchNorm1d) else math.gcd(32, part.num_features)
         owner, _, key = name.rpartition(".")
         setattr(
             module.get_submodule(owner),
