@@ -188,6 +188,10 @@ class LocalObjective(Section):
             The training whose models and losses are reported, and what the clients keep and send.
         """
         terms, initial = returned(f"{self.name}.terms", self.terms(start), Terms), self.begin(start)
+        try:
+            terms.check(start.models)
+        except ValueError as error:
+            raise ConfigError(f"{self.name}.terms", str(error)) from None
         block = train(start.work, start.models if initial is None else initial, terms)
         return block, returned(f"{self.name}.finish", self.finish(start, block), Outcome)
 
@@ -248,10 +252,13 @@ def trained_by(local: LocalObjective, start: Start, train: Train) -> tuple[Train
     kinds = tuple(map(type, answer)) if isinstance(answer, tuple) else ()
     if kinds != (TrainedBlock, Outcome):
         raise ConfigError(where, f"returned {type_of(answer)}", "expected (TrainedBlock, Outcome)")
-    rows: object = answer[1].rows
-    if getattr(rows, "shape", None) != start.models.shape:
-        expected = f"expected their models {tuple(start.models.shape)}"
-        raise ConfigError(where, f"clients send {type_of(rows)}", expected)
+    for what, values, fitting, name in (
+        ("clients send", answer[1].rows, start.models, "models"),
+        ("clients keep", answer[1].state, start.state, "states"),
+    ):
+        if getattr(values, "shape", None) != fitting.shape:
+            expected = f"expected their {name} {tuple(fitting.shape)}"
+            raise ConfigError(where, f"{what} {type_of(values)}", expected)
     return answer
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -695,7 +695,14 @@ def _apply_step(
     n = len(old) - statistics
     start, memory = model_step.step.vectors(), _step_memory(model_step, n)
     averaged = Averaged(old[:n], averages[:n], model_step.clients, model_step.members, model_step.model)
-    stepped, vectors = model_step.step.apply(averaged, dict(zip(start, memory, strict=True)))
+    answer: object = model_step.step.apply(averaged, dict(zip(start, memory, strict=True)))
+    where, expected = f"{type(model_step.step).__name__}.apply", f"expected a model ({n},) and its vectors"
+    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], Mapping)):
+        raise ConfigError(where, f"returned {type_of(answer)}", expected)
+    stepped, vectors = answer
+    for name, values in (("model", stepped), *((name, vectors.get(name)) for name in start)):
+        if np.shape(values) != (n,):
+            raise ConfigError(where, f"{name}: returned {type_of(values)}", expected)
     new_memory = np.stack([vectors[name] for name in start]) if start else np.empty((0, n))
     return np.concatenate([stepped, averages[n:]]), new_memory
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from rayfl.errors import ConfigError, nearest
+from rayfl.errors import ConfigError, nearest, type_of
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,19 @@ class Guides:
             ConfigError: if it does not.
         """
         _layer(module, self.layer)
+
+    def compare(self, own: Seen, others: Sequence[Seen], targets: torch.Tensor) -> torch.Tensor:
+        """The term for each sample ``(n,)``.
+
+        Raises:
+            ConfigError: if it has another shape.
+        """
+        values = self.term(own, others, targets)
+        if getattr(values, "shape", None) != own.outputs.shape[:1]:
+            raise ConfigError(
+                "guides", f"the term is {type_of(values)}", "expected one number per sample (n,)"
+            )
+        return values
 
     def take(self, rows: torch.Tensor) -> Guides:
         """The guides of the clients at positions ``rows`` ``(C,)`` of the block."""

@@ -223,7 +223,7 @@ class LoopEngine:
             return
         if self._guide_module is None:
             self._guide_module = self.spec.build().to(next(self.module.parameters())).eval()
-        guide_module, term, like = self._guide_module, guides.term, next(self.module.parameters())
+        guide_module, like = self._guide_module, next(self.module.parameters())
         states = [self.spec.to_state_dict(each) for each in guides.models]
         networks = [
             partial(functional_call, guide_module, {n: t.to(like) for n, t in v.items()}) for v in states
@@ -240,7 +240,7 @@ class LoopEngine:
                         see_guide(forward(_function_of_samples(each), x, self._precision))
                         for each in networks
                     ]
-                return term(client_seen, guides_seen, y)
+                return guides.compare(client_seen, guides_seen, y)
 
             yield compare
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.data import Ragged
+from rayfl.errors import type_of
 
 if TYPE_CHECKING:
     import torch
@@ -135,10 +136,8 @@ class Terms:
         """
         guides = () if self.guides is None else self.guides.models
         for name, values in (("offset", self.offset), ("mask", self.mask), *(("guides", m) for m in guides)):
-            if values is not None and values.shape != start.shape:
-                raise ValueError(
-                    f"{name}: a tensor {tuple(start.shape)} is needed, not {tuple(values.shape)}"
-                )
+            if values is not None and not (isinstance(values, type(start)) and values.shape == start.shape):
+                raise ValueError(f"{name}: a tensor {tuple(start.shape)} is needed, not {type_of(values)}")
         if self.visits is not None and len(self.visits) != len(start):
             raise ValueError(f"visits: of {len(self.visits)} clients; {len(start)} are needed")
 

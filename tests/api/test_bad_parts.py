@@ -19,13 +19,16 @@ from rayfl.algorithms import Plan
 from rayfl.algorithms.fedavg import FedAvg
 from rayfl.config import load
 from rayfl.data.base import Assignment, Dataset, Partition
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ClientError, ConfigError, DataError
 from rayfl.local import LocalObjective
 from rayfl.losses import Loss
 from rayfl.models import Model
 from rayfl.sampling import Sampling
+from rayfl.server_step import ServerStep
 from rayfl.settings import check_methods
 from rayfl.signatures.base import Signature
+from rayfl.training import Terms
+from rayfl.training.guides import Guides
 from rayfl.training.reports import ClientReport, Trained
 
 # What follows has no types: it does what types would refuse.
@@ -84,7 +87,14 @@ class Objective(LocalObjective):
         return sizes if self.what == "weights" else super().weights(sizes, rows, training)
 
     def terms(self, start):
-        return {} if self.what == "terms" else super().terms(start)
+        models = start.models
+        mistakes = {
+            "terms": {},
+            "offset": Terms(offset=models[:, :3]),
+            "array": Terms(offset=models.numpy()),
+            "guides": Terms(guides=Guides((models,), lambda own, others, targets: own.features.sum())),
+        }
+        return mistakes.get(self.what) if self.what in mistakes else super().terms(start)
 
     def finish(self, start, block):
         return block.rows if self.what == "finish" else super().finish(start, block)
@@ -93,6 +103,8 @@ class Objective(LocalObjective):
         block, outcome = super().train(start, train)
         if self.what == "rows":
             return block, replace(outcome, rows=outcome.rows[:, :3])
+        if self.what == "state":
+            return block, replace(outcome, state=outcome.rows)
         return block if self.what == "train" else (block, outcome)
 
 
@@ -101,6 +113,27 @@ class Other(Objective):
 
     def terms(self, begin, x):
         return None
+
+
+@dataclass(frozen=True)
+class BadStep(ServerStep):
+    what: str
+
+    def vectors(self):
+        return {"v": 0.0}
+
+    def apply(self, averaged, vectors):
+        if self.what == "nothing":
+            return None
+        return (averaged.mean[:3], vectors) if self.what == "model" else (averaged.mean, {})
+
+
+class Steps(FedAvg):
+    name: Literal["bad_steps"] = "bad_steps"
+    what: str
+
+    def server_step(self, setup, state):
+        return BadStep(self.what)
 
 
 class Nobody(Sampling):
@@ -313,6 +346,30 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"local": Objective(what="rows")},
         r"bad_local.train: clients send a Tensor of float32 \(1, 3\); expected their models \(1, \d+\)",
     ),
+    "objective, state": (
+        {"local": Objective(what="state")},
+        r"bad_local.train: clients keep a Tensor of float32 \(1, \d+\); expected their states \(1, 0\)",
+    ),
+    "objective, offset": (
+        {"local": Objective(what="offset")},
+        r"bad_local.terms: offset: a tensor \(1, \d+\) is needed, not a Tensor of float32 \(1, 3\)",
+    ),
+    "objective, array": (
+        {"local": Objective(what="array")},
+        r"bad_local.terms: offset: a tensor \(1, \d+\) is needed, not an array of float32 \(1, \d+\)",
+    ),
+    "step, model": (
+        {"algorithm": Steps(what="model")},
+        r"BadStep.apply: model: returned an array of float64 \(3,\); expected a model \(\d+,\) and its v",
+    ),
+    "step, vectors": (
+        {"algorithm": Steps(what="vectors")},
+        r"BadStep.apply: v: returned nothing \(None\); expected a model \(\d+,\) and its vectors",
+    ),
+    "step, nothing": (
+        {"algorithm": Steps(what="nothing")},
+        r"BadStep.apply: returned nothing \(None\); expected a model",
+    ),
     "objective, weights": (
         {"local": Objective(what="weights")},
         r"bad_local.weights: returned an array of int64 \(4,\); expected weights \(M,\)",
@@ -403,3 +460,15 @@ def test_one_line(kind: str, forgotten_parts: None, tmp_path: Path, monkeypatch:
     with pytest.raises((ConfigError, DataError), match=message) as caught:
         run({key: value for key, value in settings.items() if key not in parts}, **parts)
     assert "\n" not in str(caught.value)
+
+
+def test_a_term_of_guides_is_one_number_per_sample(forgotten_parts: None, tmp_path: Path) -> None:
+    """A single number would count once for each sample."""
+    settings = {
+        "rounds": 1,
+        "partition": {"name": "iid", "clients": 4},
+        "execution": {"backend": "inline", "block_size": 1},
+        "output": {"root": str(tmp_path), "report": False, "tensorboard": False},
+    }
+    with pytest.raises(ClientError, match=r"guides: the term is a Tensor; expected one number per sample"):
+        rayfl.run(settings, local=Objective(what="guides"))

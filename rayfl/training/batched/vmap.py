@@ -202,7 +202,7 @@ class VmapNetwork(Network):
         """Gradients of the loss with the term of the guides, losses without it ``(C,)``, and buffers."""
         if self._guide_module is None:
             self._guide_module = self.spec.build().to(y.device).eval()
-        guide_module, term, clients = self._guide_module, guides.term, len(y)
+        guide_module, clients = self._guide_module, len(y)
         guide_models = [self._tensors_by_name(model[:clients]) for model in guides.models]
         with (
             watching(self._module, guides.layer) as see_client,
@@ -226,7 +226,8 @@ class VmapNetwork(Network):
                     for model in models
                 ]
                 plain = (self.spec.loss.each(outputs, y) * weights).sum()
-                return plain + (term(client_seen, guides_seen, y) * weights).sum(), (plain, new_buffers)
+                term = guides.compare(client_seen, guides_seen, y)
+                return plain + (term * weights).sum(), (plain, new_buffers)
 
             step: Any = vmap(grad_and_value(loss, has_aux=True), in_dims=(0, 0, None, 0, 0, 0))
             gradients, (_, (losses, new_buffers)) = step(
