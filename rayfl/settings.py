@@ -9,6 +9,7 @@ This module does not import ``annotations`` from ``__future__``: Pydantic would 
 :class:`Section` again for each part.
 """
 
+import difflib
 import importlib
 import inspect
 import math
@@ -338,13 +339,27 @@ class Choice:
         return {"anyOf": [{"enum": complete, "type": "string"}, *sections]}
 
 
+_MISSPELT = 0.85
+"""Similarity from 0 to 1 above which the name of a method is taken for a misspelt one."""
+
+
 @cache
 def check_methods(part: type[Section], base: type[Section]) -> None:
-    """Refuse a part that lacks a method of its base, or whose method cannot be called with its arguments.
+    """Refuse a part that lacks a method of its base, whose method cannot be called with its arguments, or
+    with a method that nobody calls because its name is misspelt.
 
     Raises:
         ValueError: naming the method, its arguments and the expected ones.
     """
+    known = [name for name in dir(base) if not name.startswith("_")]
+    for each in part.__mro__[: part.__mro__.index(base)] if issubclass(part, base) else ():
+        for name in vars(each):
+            if inspect.isfunction(vars(each)[name]) and not name.startswith("_") and name not in known:
+                close = difflib.get_close_matches(name, known, 1, _MISSPELT)
+                if close:
+                    where = f"{part_name(part) or part.__name__}.{name}"
+                    remedy = f"did you mean {close[0]}? Names of helpers begin with _"
+                    raise ValueError(f"{where} is no method of {base.__name__}; {remedy}")
     for name, method in vars(base).items():
         if not inspect.isfunction(method) or name.startswith("_"):
             continue

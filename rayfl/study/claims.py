@@ -212,6 +212,10 @@ class _Reader:
         if not rest:
             return self.fail("something is missing at the end")
         name = re.split(r"[.\[]", rest.lstrip("\"'"))[0].strip("\"' ")
+        if name in self.labels:
+            return self.fail(
+                f"a column must follow {name!r} without a space", f"such as {name}.accuracy_mean"
+            )
         return self.fail(f"no method {name!r}", nearest(name, self.labels))
 
     def _label(self) -> str | None:
@@ -252,6 +256,8 @@ class _Reader:
                     f"{part.strip()!r} is not a point of the grid", "such as [partition.alpha=0.1]"
                 )
             axis = axis_of(name, self.axes, self.fail)
+            if axis in point:
+                raise self.fail(f"{axis} is named twice")
             point[axis] = point_of(axis, value, self.axes, self.fail)
         return point
 

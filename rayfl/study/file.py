@@ -448,7 +448,8 @@ def shown(value: Any) -> str:
     """A value as users write it: ``0.1``, ``true``, ``pacfl``."""
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)
 
 
 def overrides_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

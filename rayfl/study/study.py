@@ -232,7 +232,7 @@ def execute(
     files.make(folder, parents=True)
     # Before the runs, so that a disk that cannot be written fails now
     files.write(folder / "study.yaml", dump(prepared.study.model_dump(mode="json")))
-    for root in {run.config.output.folder for run in prepared.runs}:
+    for root in {run.config.output.folder for run in prepared.runs} | ({archive} if archive else set()):
         files.make(root, parents=True)
     runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), archive)
     study = prepared.study

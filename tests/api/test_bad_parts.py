@@ -161,6 +161,13 @@ class Dense(FedAvg):
         return np.ones((1, len(plan.cohort)))
 
 
+class Misspelt(FedAvg):
+    name: Literal["bad_name"] = "bad_name"
+
+    def mixx(self, setup, state, plan, reports):
+        return None
+
+
 class Short(FedAvg):
     name: Literal["bad_arguments"] = "bad_arguments"
 
@@ -316,6 +323,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "arguments": (
         {"algorithm": Short()},
         r"algorithm: bad_arguments.mix takes \(setup, state, plan\); expected \(setup, state, plan, rep",
+    ),
+    "misspelt": (
+        {"algorithm": Misspelt()},
+        r"algorithm: bad_name.mixx is no method of Algorithm; did you mean mix\? Names of helpers begin with",
     ),
     "rule": (
         {"aggregation": ShortRule()},

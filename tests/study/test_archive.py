@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.errors import ConfigError, Damaged
+from rayfl.errors import ConfigError, Damaged, DiskError
 from rayfl.rundir import RunDirectory
 from rayfl.study import Watch, archive, execute, prepare, take
 from rayfl.study.estimate import estimate
@@ -70,6 +70,13 @@ def test_another_machine_runs_only_what_is_missing(first: Any, tmp_path: Path) -
     assert sorted(began) == ["FedAvg, seed 1", "SOLO, seed 1"]
     assert more.results.finished == 4
     assert len(list((tmp_path / "archive").iterdir())) == 4  # each was added when it had finished
+
+
+def test_an_archive_that_is_a_file_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "archive").touch()
+    with pytest.raises(DiskError, match="archive cannot be written: File exists"):
+        run(tmp_path, tmp_path / "archive")
+    assert not list((tmp_path / "runs").glob("*"))
 
 
 def test_archived_runs_name_no_path_of_the_machine(first: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayfl.errors import ConfigError
 from rayfl.study.claims import Statement, Term, judge, overall, parse
 
 LABELS = ("FedAvg", "PACFL", "PACFL, 2 clusters", "A-B.c")
@@ -104,3 +105,10 @@ def test_all_points_have_to_hold() -> None:
     assert overall(["holds", "holds"]) == "holds"
     assert overall(["holds", "undecided"]) == "undecided"
     assert overall(["holds", "undecided", "fails"]) == "fails"
+
+
+def test_mistakes_in_a_claim_are_named() -> None:
+    with pytest.raises(ConfigError, match="a column must follow 'FedAvg' without a space"):
+        parse("FedAvg .accuracy_mean > 0", ["FedAvg"], {})
+    with pytest.raises(ConfigError, match=r"partition.alpha is named twice"):
+        parse("A[alpha=0.3,alpha=3].accuracy_mean > 0", ["A"], {"partition.alpha": ["0.3", "3"]})

@@ -12,7 +12,7 @@ import pytest
 from rayfl.config.text import parse
 from rayfl.errors import RayflError
 from rayfl.study import prepare, read, take
-from rayfl.study.file import seeds_of
+from rayfl.study.file import points_of, seeds_of
 
 GOOD = """
 name: who-profits
@@ -332,3 +332,12 @@ def test_only_some_methods_keep_the_claims_about_them(tmp_path: Path) -> None:
     study = take(parse(GOOD), tmp_path, only=["PACFL, few"])
     assert [claim.claim for claim in study.claims] == ["PACFL, few[lr=0.1].accuracy_mean > 5"]
     assert study.expected == ()
+
+
+def test_values_that_differ_late_are_two_points() -> None:
+    assert list(points_of("partition.alpha", [0.1, 0.30000001, 0.30000002, 1e-05])) == [
+        "0.1",
+        "0.30000001",
+        "0.30000002",
+        "1e-05",
+    ]
