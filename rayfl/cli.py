@@ -774,12 +774,14 @@ def compare(
     from rayfl.results import Result
     from rayfl.rundir import RunDirectory
 
+    if len(runs) < 2:
+        raise ConfigError(str(runs[0]), "is one run", "name two or more; rayfl report shows one")
     results = [Result(RunDirectory.open(path).path) for path in runs]
     for result in results:
         if not result.summary:
             raise ConfigError(str(result.path), "is not finished", f"resume with: rayfl resume {result.path}")
     comparison = Comparison.of([result.path for result in results])
-    comparison.write(page)
+    page = comparison.write(page)
     if comparison.differences:
         _say("not ranked: these runs do not have the same clients with the same data; they differ in")
         for line in comparison.differences:

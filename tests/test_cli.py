@@ -453,6 +453,9 @@ def test_what_can_be_done_with_finished_runs(finished, rayfl, tmp_path, monkeypa
     assert (answer.code, answer.out) == (0, f"report: {runs[1].relative_to(tmp_path)}/report.html\n")
     assert (runs[1] / "report.html").stat().st_size > 10_000
 
+    answer = rayfl("compare", str(runs[0]))
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "is one run; name two or more; rayfl report shows one" in answer.err
     answer = rayfl("compare", *map(str, runs), "--out=~/page/side.html")
     assert answer.code == 0
     assert not (tmp_path / "~").exists()

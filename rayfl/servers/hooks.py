@@ -116,17 +116,36 @@ def moved(algorithm: Algorithm[Any], hook: str, outcome: Any) -> ServerState | R
     Raises:
         ConfigError: if it is neither a state nor new clusters.
     """
-    outcome = returned(f"{algorithm.name}.{hook}", outcome, ServerState, Regrouping)
-    return outcome if isinstance(outcome, Regrouping) else _read_only(outcome)
+    where = f"{algorithm.name}.{hook}"
+    found: ServerState | Regrouping[Any] = returned(where, outcome, ServerState, Regrouping)
+    if isinstance(found, Regrouping):
+        _check_regrouping(where, found)
+        return found
+    unchanged: ServerState = _read_only(found)
+    return unchanged
 
 
 def regrouping(algorithm: Algorithm[Any], hook: str, outcome: Any) -> Regrouping[Any] | None:
     """What ``recluster`` or ``split`` has returned.
 
     Raises:
-        ConfigError: if it is neither new clusters nor None.
+        ConfigError: if it is neither new clusters nor None, or clients have models that do not exist.
     """
-    return None if outcome is None else returned(f"{algorithm.name}.{hook}", outcome, Regrouping)
+    if outcome is None:
+        return None
+    found: Regrouping[Any] = returned(f"{algorithm.name}.{hook}", outcome, Regrouping)
+    _check_regrouping(f"{algorithm.name}.{hook}", found)
+    return found
+
+
+def _check_regrouping(where: str, found: Regrouping[Any]) -> None:
+    models, most = found.state.models, int(np.max(found.state.assignment, initial=-1))
+    if most >= models:
+        what = f"state.assignment has model {most}, and state.models is {models}"
+        raise ConfigError(where, what, f"expected 0 to {models - 1}")
+    if np.shape(found.parents) != (models,):
+        what = f"parents is {type_of(found.parents)}"
+        raise ConfigError(where, what, f"expected one parent a model ({models},)")
 
 
 def work(algorithm: Algorithm[Any], setup: Setup, state: Any) -> LocalWork:

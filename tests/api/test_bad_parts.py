@@ -15,7 +15,7 @@ from torch import nn
 
 import rayfl
 from rayfl.aggregation.base import Aggregation
-from rayfl.algorithms import Plan
+from rayfl.algorithms import Plan, Regrouping
 from rayfl.algorithms.fedavg import FedAvg
 from rayfl.config import load
 from rayfl.data.base import Assignment, Dataset, Partition
@@ -159,6 +159,16 @@ class Dense(FedAvg):
 
     def mix(self, setup, state, plan, reports):
         return np.ones((1, len(plan.cohort)))
+
+
+class Regroups(FedAvg):
+    name: Literal["bad_clusters"] = "bad_clusters"
+    what: str
+
+    def recluster(self, setup, state, clients):
+        assignment = np.full(setup.clients, 2 if self.what == "model" else 0)
+        parents = np.zeros(2 if self.what == "model" else 3, int)
+        return Regrouping(replace(state, models=2, assignment=assignment), parents)
 
 
 class Misspelt(FedAvg):
@@ -323,6 +333,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "arguments": (
         {"algorithm": Short()},
         r"algorithm: bad_arguments.mix takes \(setup, state, plan\); expected \(setup, state, plan, rep",
+    ),
+    "clusters, model": (
+        {"algorithm": Regroups(what="model")},
+        r"bad_clusters.recluster: state.assignment has model 2, and state.models is 2; expected 0 to 1",
+    ),
+    "clusters, parents": (
+        {"algorithm": Regroups(what="parents")},
+        r"bad_clusters.recluster: parents is an array of int64 \(3,\); expected one parent a model \(2,\)",
     ),
     "misspelt": (
         {"algorithm": Misspelt()},
