@@ -186,6 +186,13 @@ class Result:
         directory = RunDirectory.open(self.path)
         return build(directory.config, directory.scaling)
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the numbers that :meth:`predict` returns; empty if the
+        dataset has none.
+        """
+        return self._built[0][-1].federation.samples.class_names
+
     @cached_property
     def scaling(self) -> Scaling:
         """Prepares inputs for models: ``result.scaling.apply(x)``, with ``x`` as the dataset stores it."""

@@ -36,7 +36,7 @@ from rayfl.runtime.resources import Available, Keeping, ResourcePlan, plan_resou
 from rayfl.servers import hooks
 from rayfl.servers.building import block_rule, build, setup_of
 from rayfl.servers.driver import Driver
-from rayfl.training import activations, precision
+from rayfl.training import precision
 from rayfl.training.batched.calls import clients_in_a_call
 
 _DRIVER_DEADLINE = 300.0
@@ -78,6 +78,8 @@ def arithmetic(config: Config, federation: Federation, host: HostSpec, available
 
 def _activations(config: Config, federation: Federation, host: HostSpec, block: int) -> float:
     """Bytes of main memory for the activations of a batch; on a GPU they are in its own memory."""
+    from rayfl.training import activations  # deferred: it imports PyTorch
+
     if config.execution.wants_gpu:
         return 0.0
     numbers = activations.per_sample(host.spec)

@@ -134,9 +134,11 @@ class Terms:
         Raises:
             ValueError: if a shape does not fit.
         """
+        import torch  # takes seconds, and many import this module
+
         guides = () if self.guides is None else self.guides.models
         for name, values in (("offset", self.offset), ("mask", self.mask), *(("guides", m) for m in guides)):
-            if values is not None and not (isinstance(values, type(start)) and values.shape == start.shape):
+            if values is not None and not (isinstance(values, torch.Tensor) and values.shape == start.shape):
                 raise ValueError(f"{name}: a tensor {tuple(start.shape)} is needed, not {type_of(values)}")
         if self.visits is not None and len(self.visits) != len(start):
             raise ValueError(f"visits: of {len(self.visits)} clients; {len(start)} are needed")

@@ -119,6 +119,26 @@ def test_a_fraction_of_each_client_leaves_nobody_without_tests(tmp_path: Path) -
         PARTITIONS["column"](column="hospital", min_test_samples=1, tests="labels").assign(found, 0)
 
 
+def test_predicted_classes_have_the_names_of_the_table(tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "people.csv", index=False)
+    config = {
+        "rounds": 1,
+        "data": {
+            "name": "table",
+            "path": str(tmp_path / "people.csv"),
+            "label": "outcome",
+            "exclude": ["hospital"],
+        },
+        "partition": {"name": "iid", "clients": 3},
+        "execution": {"backend": "inline"},
+        "output": {"root": str(tmp_path), "report": False, "tensorboard": False},
+    }
+    result = rayfl.run(config, ["data.test_fraction=0.4"])
+    assert result.class_names == ("healthy", "ill")
+    features = [[20.0, 0.0, 1.0, 0.0, 1.0]]  # age; blue, green, red; smokes
+    assert result.predict(np.array(features, np.float32), client=0).tolist()[0] in (0, 1)
+
+
 def test_a_column_that_is_not_there_cannot_divide_the_tests(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.test_by: .* no column 'hopsital'; did you mean 'hospital'"):
         table(tmp_path / "people.csv", test_by="hopsital")
