@@ -50,7 +50,8 @@ class Owners:
     Attributes:
         column: name of the column with each sample's newcomer; None: that of ``partition.name=column``, else
             all samples belong to one newcomer.
-        test_fraction: fraction of each newcomer's samples for tests, if the source does not divide them.
+        test_fraction: fraction of each newcomer's samples for tests, at least one of two, if the source does
+            not divide them.
         seed: of the draw of test samples.
     """
 
@@ -158,9 +159,15 @@ def read_newcomers(
 
     Raises:
         DataError: if the samples are not of the same kind as the run's, ``run_samples``.
+        ConfigError: if ``owners`` would change nothing.
     """
     more = None if data.suffix == ".npz" else config.data.read_more(data, run_samples)
     if more is None:
+        if owners != Owners():
+            what = "a column and a fraction for tests are for tables and folders"
+            raise ConfigError(
+                str(data), what, "an .npz file has client_train, client_test and its own test part"
+            )
         tokens = bool(getattr(config.data, "tokens", False))
         new = read_npz(data, data.stem, getattr(config.data, "layout", "auto"), tokens)
         if isinstance(config.data, ImageDataset):
@@ -227,7 +234,7 @@ def _divide(
     number = pd.Index(names).get_indexer(pd.Index(ids)).astype(np.int64)
     test = more.test
     if test is None:
-        test = draw_test_mask(number, owners.test_fraction, owners.seed, str(data))
+        test = draw_test_mask(number, owners.test_fraction, owners.seed, str(data), least=1)
     targets = more.targets
     samples = Samples(
         data.stem,

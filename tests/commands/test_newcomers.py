@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import rayfl
 from rayfl.cli import app
 from rayfl.clustering.newcomers import fit_by_distances, fit_by_means
-from rayfl.commands.newcomers import assign_newcomers, read_newcomers, with_newcomers
+from rayfl.commands.newcomers import Owners, assign_newcomers, read_newcomers, with_newcomers
 from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.data.server import ServerData
@@ -228,6 +228,15 @@ def test_files_that_do_not_fit(changes: dict[str, Any], message: str, finished: 
     path = write(tmp_path / "new.npz", GROUPS[:1], **changes)
     with pytest.raises(DataError, match=message):
         assign_newcomers(finished().path, path)
+
+
+@pytest.mark.parametrize("owners", [Owners("hospital"), Owners(test_fraction=0.5)])
+def test_what_a_file_of_arrays_says_itself_is_not_given(
+    owners: Owners, finished: Any, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "new.npz", GROUPS[:1])
+    with pytest.raises(ConfigError, match=r"for tables and folders; an .npz file has client_train"):
+        assign_newcomers(finished().path, path, owners=owners)
 
 
 def test_no_run_no_newcomers(tmp_path: Path) -> None:
