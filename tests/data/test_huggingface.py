@@ -112,6 +112,11 @@ def test_arrays_beside_columns_and_a_saved_dataset(library: Any, tmp_path: Path)
     assert found.y_train.tolist() == columns["label"]
     by_writer = PARTITIONS["column"](column="writer", tests="labels").assign(found, 0)
     assert [len(part) for part in by_writer.clients] == [5] * 4
+    data.save_to_disk(tmp_path / "alone")  # without splits
+    alone = load(tmp_path, path=str(tmp_path / "alone"), test_fraction=0.25, test_by="writer")
+    assert (len(alone.y_train), len(alone.y_test)) == (16, 4)
+    with pytest.raises(ConfigError, match=r"data.test_split: .* has no splits; set data.test_fraction"):
+        load(tmp_path, path=str(tmp_path / "alone"), test_split="test")
 
 
 def test_a_run_on_a_parquet_file(library: Any, tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ class HuggingFace(Dataset):
     name: Literal["huggingface"] = "huggingface"
     path: str = Field(
         min_length=1,
-        description="a dataset of the hub, a folder, or csv, parquet, json, imagefolder with data_files or "
-        "data_dir",
+        description="a dataset of the hub, a folder of files or one that save_to_disk wrote, or csv, "
+        "parquet, json, imagefolder with data_files or data_dir",
     )
     subset: str | None = Field(None, description="the dataset's configuration, if it has several")
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = Field(
@@ -106,6 +106,10 @@ class HuggingFace(Dataset):
                 "or data.test_split must define the test samples",
                 "give one of them",
             )
+        if self._is_one_part and self.test_split is not None:
+            raise ConfigError(
+                "data.test_split", f"{self.path} has no splits", "set data.test_fraction in its place"
+            )
         parts = [self._load_split(name) for name in (self.split, self.test_split) if name is not None]
         for part in parts:
             if not len(part):
@@ -153,6 +157,8 @@ class HuggingFace(Dataset):
         try:
             if (Path(self.path) / "dataset_dict.json").is_file():
                 return datasets.load_from_disk(self.path)[split]
+            if self._is_one_part:
+                return datasets.load_from_disk(self.path)
             return datasets.load_dataset(
                 self.path,
                 self.subset,
@@ -163,6 +169,13 @@ class HuggingFace(Dataset):
             )
         except Exception as error:  # network and files can make the library raise anything
             raise DataError(f"{self.path}: split {split}: {one_line(error)}") from None
+
+    @property
+    def _is_one_part(self) -> bool:
+        """Whether the folder was written by ``save_to_disk`` of a dataset without splits."""
+        return (Path(self.path) / "state.json").is_file() and (
+            Path(self.path) / "dataset_info.json"
+        ).is_file()
 
     def _input_kind(self, part: Any) -> tuple[str, str]:
         """The kind of the inputs (``image``, ``array`` or ``table``), and their column ("" for a table)."""
