@@ -17,14 +17,14 @@ from rayfl.clients.jobs import RELATIONS, SIGNATURES, SignatureJob
 from rayfl.clustering import cosines
 from rayfl.clustering.cluster import Clusters, refuse
 from rayfl.clustering.config import Clustering
-from rayfl.clustering.proximity import BLOCK
+from rayfl.clustering.proximity import BLOCK, VECTOR_DISTANCES
 from rayfl.config import Config
 from rayfl.coresets.clients import client_graph
 from rayfl.coresets.graphs import Graph
 from rayfl.data import Federation, Ragged, Samples
-from rayfl.data.base import Part
+from rayfl.data.base import Part, called
 from rayfl.data.events import Stage
-from rayfl.errors import RayflError
+from rayfl.errors import DataError, RayflError
 from rayfl.evaluation import Transfer
 from rayfl.random import generator, key
 from rayfl.servers import testing
@@ -39,6 +39,7 @@ from rayfl.servers.signatures import (
     cluster_relations,
 )
 from rayfl.signatures.features.base import Fitted
+from rayfl.units import counted
 
 HISTOGRAM = "histogram"
 """The kind of transfer of label histograms; the servers keep them as long as the data do not change."""
@@ -266,8 +267,24 @@ class ClientQueries:
         blocks_done = backend.run_in_order(tasks)
         floats = np.concatenate([done.report.floats for done in blocks_done])
         failures = {c: error for done in blocks_done for c, error in done.report.failures.items()}
+        if clustering.measure in VECTOR_DISTANCES and not signature.padded:
+            self._check_lengths(signature.name, np.setdiff1d(request.clients, [*failures]), floats)
         refs = [done.refs[SIGNATURES] for done in blocks_done]
         return Signatures(request, jobs, refs, floats, fitted.floats, failures)
+
+    def _check_lengths(self, name: str, clients: NDArray[np.int64], floats: NDArray[np.int64]) -> None:
+        """Refuse signatures of different lengths, whose distances would tell little more than the lengths.
+
+        Raises:
+            DataError
+        """
+        other = np.flatnonzero(floats != floats[:1])
+        if len(other):
+            first, second = (called(self.federation.names, clients[i]) for i in (0, other[0]))
+            raise DataError(
+                f"{name}.compute: the signature of client {first} has {counted(floats[0], 'number')}, "
+                f"that of client {second} {floats[other[0]]:,}; vectors must be equally long"
+            )
 
     def _relations(self, signatures: Signatures) -> list[Ref]:
         """The second step of an exchange: every client receives all signatures and returns a row."""

@@ -28,12 +28,15 @@ class Signature(Section):
         needs_exchange: whether :meth:`relate` is part of the protocol.
         trained: whether it describes a model that the client trains first (:meth:`report`), not the data.
         uses_features: whether it uses the output of the feature map.
+        padded: whether zeros may be appended to a shorter signature, to compare it as a vector with longer
+            ones. Otherwise all must be equally long.
     """
 
     proximities: ClassVar[tuple[str, ...]] = ()
     needs_exchange: ClassVar[bool] = False
     trained: ClassVar[bool] = False
     uses_features: ClassVar[bool] = True
+    padded: ClassVar[bool] = False
 
     name: str
 

@@ -22,6 +22,7 @@ class LabelHistogram(Signature):
     uses_features: ClassVar[bool] = False
 
     classes_only: ClassVar[bool] = True
+    padded: ClassVar[bool] = True
 
     name: Literal["label_histogram"] = "label_histogram"
 

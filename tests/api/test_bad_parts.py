@@ -229,6 +229,14 @@ class Splits(FedAvg):
         return state
 
 
+class Ragged(Signature):
+    name: Literal["bad_lengths"] = "bad_lengths"
+    proximities: ClassVar[tuple[str, ...]] = ("euclidean",)
+
+    def compute(self, x, y, key=0):
+        return 1 + x[: 200 + y[0], 0]
+
+
 class NoSignature(Signature):
     name: Literal["bad_signature"] = "bad_signature"
     proximities: ClassVar[tuple[str, ...]] = ("euclidean",)
@@ -427,6 +435,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "signature": (
         {"algorithm": "pacfl", "clustering": {"signature": NoSignature(), "proximity": "euclidean"}},
         r"bad_signature.compute: returned nothing \(None\); expected an array of numbers",
+    ),
+    "signatures, lengths": (
+        {"algorithm": "pacfl", "clustering": {"signature": Ragged(), "proximity": "euclidean"}},
+        r"bad_lengths.compute: the signature of client 0 has \d+ numbers, that of client \d \d+; vectors",
     ),
     "gradient": ({"loss": Constant()}, r"bad_gradient.each: returned a loss through which no gradient flows"),
     "no loss": ({"loss": Empty()}, r"loss: bad_empty.each is missing in class Empty"),
