@@ -73,7 +73,9 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     mean = float(present.mean())
     if len(present) == 1:
         return Interval(mean, -math.inf, math.inf, 1)
-    if np.ptp(present) <= _EQUAL_SPREAD * np.abs(present).max():  # three times 91.1 have another mean
+    spread = float(np.ptp(present))
+    # Of equal values, since the computed mean of three times 91.1 is another number.
+    if math.isfinite(spread) and spread <= _EQUAL_SPREAD * np.abs(present).max():
         equal = float(present[0])
         return Interval(equal, equal, equal, len(present))
     low, high = _bounds(present, level)

@@ -30,8 +30,8 @@ hypothesis_settings.load_profile("patient")
 os.environ.setdefault(
     "RAY_worker_niceness", "0"
 )  # Ray's is 15: other work on the machine starves its workers
-# Tests start hundreds of processes, each of which would compile all of rayfl's sources. This one writes no
-# bytecode: of a module that a test writes twice in a second, it would be taken for that of the second.
+# Tests start hundreds of processes, each of which would compile all of rayfl's sources. This process itself
+# writes no bytecode: if a test writes a module twice within a second, Python would load that of the first.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = True
 

@@ -40,6 +40,13 @@ def test_equal_values_have_an_interval_of_no_width() -> None:
         assert (found.mean, found.low, found.high, found.half) == (value, value, value, 0.0)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_an_infinite_value_is_equal_to_no_other() -> None:
+    found = mean_interval([1.0, math.inf, 2.0])
+    assert found.mean == math.inf
+    assert (found.low, found.high) != (1.0, 1.0)
+
+
 def test_differences_pair_by_place() -> None:
     a, b = np.array([90.0, 80.0, 70.0]), np.array([88.0, 79.0, 67.0])
     found, test = paired_difference(a, b), stats.ttest_rel(a, b)

@@ -22,7 +22,7 @@ _TICK = 1.0
 """Seconds between two checks of the run directories."""
 
 _QUIET = 300.0
-"""Seconds without a line after which one tells how far the runs are, where no bar does."""
+"""Without a progress bar: seconds of silence after which a line says how far the runs are."""
 
 
 class StudyDisplay:

@@ -135,7 +135,7 @@ def test_the_benchmark_of_networks_runs_there(
 
 
 FIRST = "mt_hfl, scaffold", "sub_fedavg", "per_fedavg", "cfl", "fedsoft"
-"""Methods that between them do everything that a method does on a device."""
+"""Client state in a tree, masks, meta-gradients, several models, mixtures of models; the others are slow."""
 
 
 @pytest.mark.parametrize(

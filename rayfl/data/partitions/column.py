@@ -15,7 +15,7 @@ from rayfl.errors import DataError
 from rayfl.units import counted
 
 _MOST_NAMES = 5
-"""So many clients are named in a message."""
+"""The largest number of clients that a message names."""
 
 
 class ByColumn(OwnPartition):

@@ -579,7 +579,7 @@ class _Notes(TorchFunctionMode):
             or not isinstance(place, int)
             or index != (everything, place, everything)[: len(index)]
         ):
-            raise Unsupported("it takes a part of a value; of the words behind an LSTM alone it may take one")
+            raise Unsupported("it takes a part of a value that is not the sequence of words behind an LSTM")
         return replace(self._apply_layer(before, recurrent.WordAt(place % length, length)), words=False)
 
     def _last_word(self, states: _Value) -> _Value:
