@@ -133,13 +133,17 @@ class Result:
         return module.eval()
 
     def predict(
-        self, x: NDArray[np.generic], client: int | str | None = None, cluster: int | str | None = None
+        self,
+        x: NDArray[np.generic] | pd.DataFrame,
+        client: int | str | None = None,
+        cluster: int | str | None = None,
     ) -> NDArray[np.generic]:
         """The classes that a model predicts; with numeric losses, its outputs.
 
         Args:
             x: inputs as the dataset stores them ``(n, *shape)``; the run's :attr:`scaling` is applied to
-                them. Images may also be ``(n, H, W)`` or ``(n, H, W, C)``.
+                them. Images may also be ``(n, H, W)`` or ``(n, H, W, C)``. If the run's data are a table,
+                also a table with the same columns of features.
             client, cluster: whose model, see :meth:`model`.
 
         Returns:
@@ -150,12 +154,15 @@ class Result:
                 the two consists of pixels (uint8).
         """
         import numpy as np
+        import pandas as pd
         import torch
 
         from rayfl.models.base import task_of
 
         module, (_, host) = self.model(client, cluster), self._built
         shape = tuple(host.spec.shape)
+        if isinstance(x, pd.DataFrame):
+            x = RunDirectory.open(self.path).config.data.inputs_of(x)
         x = _channels_first(np.asarray(x), shape)
         if np.shape(x)[1:] != shape:
             raise ConfigError(

@@ -72,6 +72,8 @@ def explain(
     expected = (
         place.expected.replace("number", "finite number") if kind == "finite_number" else place.expected
     )
+    if kind == "less_than_equal" and "<" not in place.expected:  # the range of 64 bits
+        expected += f" and <= {first['ctx']['le']}"
     return ConfigError(dotted or "config", what + others, f"expected {expected}" if expected else "")
 
 

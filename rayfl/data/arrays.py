@@ -45,6 +45,8 @@ def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> ND
     """
     if x.dtype.kind not in "uif":
         raise DataError(f"{where} has type {x.dtype}; expected uint8 pixels or floats")
+    if x.shape[:1] == (0,):
+        raise DataError(f"{where} has no samples")
     if x.ndim not in (2, 3, 4) or 0 in x.shape:
         raise DataError(
             f"{where} has shape {x.shape}; expected (n, D), (n, H, W), (n, H, W, C) or (n, C, H, W)"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ from rayfl.data.scaling import GivenScaling, Normalise, Scaling
 from rayfl.errors import ConfigError, DataError
 from rayfl.losses.base import IGNORED, Task
 from rayfl.settings import Section
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 UNKNOWN = "<unknown>"
 """The entry of a vocabulary for all words that are not in it."""
@@ -586,6 +589,15 @@ class Dataset(Section):
             DataError: if it cannot be read, or contains something unknown to the run, such as a new class.
         """
         return None
+
+    def inputs_of(self, frame: pd.DataFrame) -> NDArray[np.float32]:
+        """The inputs ``(n, D)`` of rows of a table like the run's, before they are normalised.
+
+        Raises:
+            DataError: if a column is missing, or a cell contains something unknown to the run.
+            ConfigError: if this dataset is not a table.
+        """
+        raise ConfigError("predict", f"a table; the run's data are {self.name}", "give an array (n, *shape)")
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def partition_of(thing: object) -> dict[str, Any] | None:
         The settings; None for anything else, such as a mapping that contains settings.
 
     Raises:
-        DataError: if a client has no samples, or its entry is not an array of indices.
+        DataError: if there are no clients, a client has no samples, or its entry is not an array of indices.
     """
     if callable(thing):
         return {"name": "python", "target": target_of(thing)}
@@ -59,6 +59,8 @@ def partition_of(thing: object) -> dict[str, Any] | None:
         entries = enumerate(thing)
     else:
         return None
+    if not thing:
+        raise DataError("partition: names no client; expected the places of each client's training samples")
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["sample", "client"])

@@ -110,7 +110,23 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, place: Place) -> Encod
     class_names: tuple[str, ...] = ()
     if roles.label is not None:
         y, class_names = labels_of(frame[roles.label], f"column {roles.label!r}", place)
-    features = [_feature(frame[name], name, roles, place) for name in names]
+    x = features_of(frame[names], roles, where, place)
+    texts = {name: as_text(frame[name]) for name in roles.exclude}
+    id_columns = {name: text for name, text in texts.items() if text is not None}
+    return Encoded(x, y, class_names, id_columns, targets)
+
+
+def features_of(frame: pd.DataFrame, roles: Roles, where: str, place: Place) -> NDArray[np.float32]:
+    """Convert columns that are features to numbers ``(n, D)``.
+
+    Args:
+        frame: with these columns only.
+        roles, where, place: see :func:`encode`.
+
+    Raises:
+        DataError: if a cell is invalid, or the features do not fit in memory.
+    """
+    features = [_feature(frame[name], name, roles, place) for name in frame.columns]
     width = sum(1 if values is None else len(values) for _, values in features)
     needed, free = 4 * width * len(frame), free_memory()
     if 2 * needed > free:
@@ -126,9 +142,7 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, place: Place) -> Encod
         else:
             x[np.arange(len(x)), first + codes.astype(np.int64)] = 1
         first += 1 if values is None else len(values)
-    texts = {name: as_text(frame[name]) for name in roles.exclude}
-    id_columns = {name: text for name, text in texts.items() if text is not None}
-    return Encoded(x, y, class_names, id_columns, targets)
+    return x
 
 
 def _is_numeric(column: pd.Series) -> bool:

@@ -363,6 +363,7 @@ class Driver:
         clients = self._queries(state)
         regrouping = hooks.regrouping(algorithm, "recluster", algorithm.recluster(self.setup, state, clients))
         state = self._regroup(state, regrouping)
+        self._note_absent_servers(state)
         state, cohort = hooks.cohort(algorithm, self.setup, state, clients)
         state = hooks.select(algorithm, self.setup, state, cohort, clients)
         plan = self.servers.ordered(hooks.plan(algorithm, self.setup, state, cohort))
@@ -420,6 +421,14 @@ class Driver:
         for text, ids in report.remarks.items():
             self._remark(state.round, ids, text)
         return next_state
+
+    def _note_absent_servers(self, state: ServerState) -> None:
+        """Say if an outage begins of clusters that do not exist: only now it is known how many there are."""
+        for outage in self.setup.outages:
+            absent = [server for server in outage.servers if server >= state.models]
+            if self.setup.edges is None and outage.round == state.round and absent:
+                what = f"no cluster {', '.join(map(str, absent))}, so the outage does not affect it"
+                self._note(f"round {state.round + 1}: there is {what}; use 0 to {state.models - 1}")
 
     def _remark(self, round: int, ids: Sequence[int], text: str) -> None:
         """Emit a note about some clients; ``round`` is 0-based."""

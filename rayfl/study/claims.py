@@ -6,8 +6,8 @@ A claim compares numbers of methods, paired over seeds::
     FedAvg.accuracy_mean ~ 77.3 +- 3
     "PACFL, 2 clusters"[alpha=0.1].accuracy_mean < 0.5 * FedAvg.accuracy_mean + 40
 
-A method is named by its label, with or without quotes; points of the grid may follow in brackets. A claim
-without brackets has to hold at every point of the grid.
+A method is named by its label, with or without quotes; points of the grid may follow in brackets, each name
+with or without quotes. A claim without brackets has to hold at every point of the grid.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?")
 _COLUMN = re.compile(r"\.([A-Za-z_][A-Za-z0-9_.]*)")
 _AFTER_LABEL = re.compile(r"\[|\.[A-Za-z_]")
 _COMPARISON = re.compile(r">=|<=|>|<|~")
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 _TOLERANCE = re.compile(r"\+-|\+/-|±")
 
 
@@ -244,22 +245,32 @@ class _Reader:
     def _bracketed_point(self) -> dict[str, str]:
         if not self.text.startswith("[", self.position):
             return {}
-        end = self.text.find("]", self.position)
-        if end < 0:
+        if self.text.find("]", self.position) < 0:
             raise self.fail("a bracket is not closed")
-        inside, self.position = self.text[self.position + 1 : end], end + 1
         point: dict[str, str] = {}
-        for part in inside.split(","):
-            name, equals, value = (piece.strip() for piece in part.partition("="))
-            if not equals:
-                raise self.fail(
-                    f"{part.strip()!r} is not a point of the grid", "such as [partition.alpha=0.1]"
-                )
+        while not self.take(re.compile(r"\]")):
+            self.position += 1  # the bracket or comma
+            start = self.position
+            name = self._name_until("=,]")
+            if not self.take(re.compile("=")):
+                part = self.text[start : self.position].strip()
+                raise self.fail(f"{part!r} is not a point of the grid", "such as [partition.alpha=0.1]")
             axis = axis_of(name, self.axes, self.fail)
             if axis in point:
                 raise self.fail(f"{axis} is named twice")
-            point[axis] = point_of(axis, value, self.axes, self.fail)
+            point[axis] = point_of(axis, self._name_until(",]"), self.axes, self.fail)
+            if not self.text.startswith((",", "]"), self.position):
+                raise self.fail(f"after {axis} a comma or a bracket must follow", "such as [alpha=0.1]")
         return point
+
+    def _name_until(self, ends: str) -> str:
+        """A name in quotes, or all text before one of ``ends``."""
+        quoted = self.take(_QUOTED)
+        if quoted is not None:
+            self.space()
+            return quoted[0][1:-1]
+        name = self.take(re.compile(f"[^{re.escape(ends)}]*"))
+        return name[0].strip() if name else ""
 
 
 def axis_of(name: str, axes: Mapping[str, Iterable[str]], fail: Callable[[str, str], ConfigError]) -> str:

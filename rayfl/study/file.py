@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -136,26 +137,24 @@ class Report(Section):
         None, description="the method with which all others are compared; default: the first"
     )
 
-    @field_validator("columns")
+    @field_validator("columns", mode="before")
     @classmethod
-    def _parse_quoted_targets(
-        cls, columns: tuple[str | dict[str, float], ...]
-    ) -> tuple[str | dict[str, float], ...]:
-        """``"rounds_to: 80"`` in quotes is text to YAML, and means the same."""
+    def _read_targets(cls, columns: Any) -> Any:
+        """Check columns with a target; ``"rounds_to: 80"`` in quotes is text to YAML, and means the same."""
+        if not isinstance(columns, (list, tuple)):
+            return columns
         matches = [
-            re.fullmatch(r"(\w+):\s*(\d+(?:\.\d+)?)", each) if isinstance(each, str) else None
-            for each in columns
+            re.fullmatch(r"(\w+):\s*(.+)", each) if isinstance(each, str) else None for each in columns
         ]
-        return tuple(
-            {match[1]: float(match[2])} if match else each
+        return [
+            _target_of({match[1]: match[2]} if match else each)
+            if match or isinstance(each, Mapping)
+            else each
             for match, each in zip(matches, columns, strict=True)
-        )
+        ]
 
     @model_validator(mode="after")
     def _check_columns(self) -> Report:
-        for each in self.columns:
-            if isinstance(each, dict):
-                _check_target(each)
         for name in self.names:
             if self.names.count(name) > 1:
                 raise ValueError(f"columns: {name} is named twice")
@@ -170,14 +169,17 @@ class Report(Section):
         )
 
 
-def _check_target(column: Mapping[str, float]) -> None:
-    """Check a column such as ``rounds_to: 80``: its name, and that its accuracy is possible."""
-    remedy = "expected rounds_to or bytes_to and an accuracy in %, such as rounds_to: 80"
-    if len(column) != 1 or not column.keys() <= {"rounds_to", "bytes_to"}:
-        raise ValueError(f"columns: {{{', '.join(f'{k}: {v:g}' for k, v in column.items())}}}: {remedy}")
-    ((name, target),) = column.items()
-    if not 0 < target <= 100:
-        raise ValueError(f"columns: {name}: {target:g}: {remedy}")
+def _target_of(column: Mapping[Any, Any]) -> dict[str, float]:
+    """A column such as ``rounds_to: 80``, with a known name and a possible accuracy."""
+    with contextlib.suppress(TypeError, ValueError):  # of what is no number
+        ((name, target),) = column.items()
+        if name in ("rounds_to", "bytes_to") and not isinstance(target, bool) and 0 < float(target) <= 100:
+            return {name: float(target)}
+    given = f"{{{', '.join(f'{key}: {value}' for key, value in column.items())}}}"
+    given = given if len(given) <= 60 else f"{given[:57]}..."
+    raise ValueError(
+        f"columns: {given}: expected rounds_to or bytes_to and an accuracy in %, such as rounds_to: 80"
+    )
 
 
 class Expected(Section):

@@ -99,7 +99,7 @@ class Study:
 
     def predict(
         self,
-        x: NDArray[np.generic],
+        x: NDArray[np.generic] | pd.DataFrame,
         method: str,
         client: int | str | None = None,
         cluster: int | str | None = None,
@@ -109,7 +109,7 @@ class Study:
         """What a model of one of its runs predicts, see :meth:`rayfl.Result.predict` and :meth:`result`.
 
         Args:
-            x: inputs as the dataset stores them ``(n, *shape)``.
+            x: inputs as the dataset stores them ``(n, *shape)``, or a table like the run's.
             method, client, cluster, seed, at: whose model of which run.
 
         Returns:

@@ -106,6 +106,8 @@ def key_of(config: Config) -> str:
         settings["data"].pop("test_by", None)
     if not settings["partition"].get("min_test_samples"):
         settings["partition"].pop("min_test_samples", None)
+    if settings["data"]["name"] == "image_folder" and settings["data"]["folders"] == "class":
+        del settings["data"]["folders"]
     if settings["training"]["precision"] == "float32":
         del settings["training"]["precision"]
     if settings["aggregation"] == {"name": "mean"}:

@@ -131,7 +131,8 @@ def check_columns(columns: Sequence[str], where: str, configs: Sequence[Config])
             and not _TARGET_COLUMN.fullmatch(column)
             and not _GROUP_COLUMN.fullmatch(column)
         ):
-            remedy = nearest(column, known_names)
+            mean = f"{column}_mean"
+            remedy = f"did you mean {mean!r}?" if mean in known_names else nearest(column, known_names)
             if not remedy.startswith("did"):  # there are hundreds
                 remedy = f"such as {', '.join(_SUGGESTED)}; a run's summary.json has all of them"
             raise ConfigError(where, f"no run has a number named {column!r}", remedy)

@@ -61,6 +61,8 @@ def test_a_dictionary_of_samples_by_the_ids_of_the_clients(arrays):
         rayfl.load(SMALL, data=tuple(arrays.values()), partition={5: range(10), "5": range(10, 40)})
     with pytest.raises(ConfigError, match="partition: client a has no samples"):
         rayfl.load(SMALL, partition={"a": range(0)})
+    with pytest.raises(ConfigError, match="partition: names no client; expected the places"):
+        rayfl.load(SMALL, partition=[])
 
 
 NET = """

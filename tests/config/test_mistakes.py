@@ -121,6 +121,7 @@ def test_a_number_is_no_part():
         ("rounds=1.5", "rounds: got 1.5; expected an integer >= 1"),
         ("rounds=", "rounds: got nothing; expected an integer >= 1"),
         ("seed=-1", "seed: got -1; expected an integer >= 0"),
+        (f"seed={2**63}", f"seed: got {2**63}; expected an integer >= 0 and <= {2**63 - 1}"),
         ("training.participation=10", "training.participation: got 10; expected a number > 0 and <= 1"),
         ("training.participation=0", "training.participation: got 0; expected a number > 0 and <= 1"),
         ("training.momentum=1", "training.momentum: got 1; expected a number >= 0 and < 1"),

@@ -250,7 +250,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "text inputs": ("return np.array(['a'] * 30), Y, T, L", {}, "x_train has type <U1; expected"),
     "NaN": ("return np.where(X > 0.9, np.nan, X), Y, T, L", {}, "x_train holds NaN or infinity"),
     "infinity": ("return X, Y, T / 0, L", {}, "x_test holds NaN or infinity"),
-    "no samples": ("return X[:0], Y[:0], T, L", {}, "x_train has shape (0, 1, 4, 4)"),
+    "no samples": ("return X[:0], Y[:0], T, L", {}, "x_train has no samples"),
     "a scalar": ("return 1.0, Y, T, L", {}, "x_train is a float; expected an array of numbers"),
     "five axes": ("return X[None], Y, T, L", {}, "x_train has shape (1, 30, 1, 4, 4); expected"),
     "parts of other shapes": ("return X, Y, T[:, :, :3], L", {}, "x_train is float32 (1, 4, 4) a sample, x"),

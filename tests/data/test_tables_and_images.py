@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,26 @@ def test_predicted_classes_have_the_names_of_the_table(tmp_path: Path) -> None:
     assert result.class_names == ("healthy", "ill")
     features = [[20.0, 0.0, 1.0, 0.0, 1.0]]  # age; blue, green, red; smokes
     assert result.predict(np.array(features, np.float32), client=0).tolist()[0] in (0, 1)
+
+    people = frame()
+    rows = people.iloc[[5, 2, 11]][["smokes", "colour", "age"]]  # fewer columns and values, in another order
+    expected = [
+        [p.age, *(float(p.colour == c) for c in ("blue", "green", "red")), float(p.smokes)]
+        for p in rows.itertuples()
+    ]
+    inputs = rayfl.load(result.path / "config.yaml").data.inputs_of(rows)
+    assert inputs.tolist() == expected
+    assert result.predict(rows, client=0).tolist() == result.predict(inputs, client=0).tolist()
+    assert result.predict(rows[:0], client=0).tolist() == []
+    for wrong, message in (
+        (rows.drop(columns="age"), "the table: has no column 'age'"),
+        (rows.replace({"colour": {rows["colour"].iloc[1]: "pink"}}), "row 2: column 'colour' is 'pink'"),
+        (rows.assign(age=[1.0, np.nan, 2.0]), "the table: row 2: column 'age' is empty"),
+        (rows.assign(age=["1", "old", "2"]), "the table: row 2: column 'age' is 'old'; expected a number"),
+    ):
+        with pytest.raises(DataError) as caught:
+            result.predict(wrong, client=0)
+        assert message in str(caught.value)
 
 
 def test_a_column_that_is_not_there_cannot_divide_the_tests(tmp_path: Path) -> None:
@@ -448,6 +469,42 @@ def test_sizes_and_colours(tmp_path: Path) -> None:
     assert grey.shape == (1, 8, 8)
     with pytest.raises(DataError, match=r"0\.png: is 4x6, the first image is 9x9; set data\.size to scale"):
         images(root, test_fraction=0.2)
+
+
+def test_each_client_may_have_a_folder_of_classes(tmp_path: Path) -> None:
+    for number, place in enumerate(
+        ("ann/cat/0", "ann/cat/new/1", "ann/dog/0", "bob/dog/0", "cy/cat/0", "cy/dog/0")
+    ):
+        picture(tmp_path / "pets" / f"{place}.png", 20 * number)
+    load_pets = partial(images, tmp_path / "pets", folders="client/class")
+    found = load_pets(test_fraction=0.4)
+    assert found.class_names == ("cat", "dog")
+    pixels = np.concatenate([found.x_train, found.x_test])[:, 0, 0, 0].tolist()
+    labels = np.concatenate([found.y_train, found.y_test]).tolist()
+    assert dict(zip(pixels, labels, strict=True)) == {0: 0, 20: 0, 40: 1, 60: 1, 80: 0, 100: 1}
+    by_client = load_pets(test_fraction=0.4, test_by="client")
+    column = by_client.columns["client"]
+    assert column.test is not None
+    assert sorted(column.values[column.train].tolist()) == ["ann", "ann", "bob", "cy"]
+    assert column.values[column.test].tolist() == ["ann", "cy"]
+    clients = PARTITIONS["column"](column="client", min_test_samples=1).assign(by_client, 0)
+    assert clients.names is not None
+    assert clients.names.tolist() == ["ann", "cy"]
+    assert set(found.columns) == {"file", "client", "folder"}
+
+    for part, place in (("train", "ann/cat/0"), ("train", "bob/dog/0"), ("test", "ann/dog/0")):
+        picture(tmp_path / "parts" / part / f"{place}.png", 5)
+    parts = images(tmp_path / "parts", folders="client/class")
+    assert (parts.y_train.tolist(), parts.y_test.tolist()) == ([0, 1], [1])
+    picture(tmp_path / "parts" / "test" / "bob" / "bird" / "0.png", 5)
+    with pytest.raises(DataError, match=r"test/bob/bird: there is no class 'bird' in .*train"):
+        images(tmp_path / "parts", folders="client/class")
+    (tmp_path / "pets" / "dan").mkdir()
+    with pytest.raises(DataError, match="pets/dan: has no folders; expected one for each class"):
+        load_pets(test_fraction=0.4)
+    (tmp_path / "pets" / "dan" / "cat").mkdir()
+    with pytest.raises(DataError, match="pets/dan/cat: holds no image"):
+        load_pets(test_fraction=0.4)
 
 
 def test_a_wrong_folder_is_refused_in_a_line(tmp_path: Path) -> None:

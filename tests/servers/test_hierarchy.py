@@ -23,6 +23,7 @@ from rayfl.config import load
 from rayfl.data.events import build_stages
 from rayfl.data.held_out import hold_out
 from rayfl.errors import ConfigError
+from rayfl.events import Note
 from rayfl.local.sgd import SGD
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
@@ -237,6 +238,19 @@ def test_every_server_may_have_its_own_kappa_and_miss_a_round(
     np.testing.assert_allclose(last(result).models, expected, rtol=0, atol=4e-6)
     sent = gps_bytes(result)
     assert [sent.get((t, "down"), 0) // (4 * P) for t in range(4)] == [0, 2, 0, 3]
+
+
+def test_an_outage_of_a_cluster_that_does_not_exist_is_noted(
+    softmax: dict[str, Any],
+) -> None:
+    """How many clusters there will be is known when the outage begins, not before."""
+    softmax["events"] = [{"name": "outage", "round": round, "servers": [0, 1, 7]} for round in (1, 2)]
+    notes: list[str] = []
+    run(softmax, on_event=lambda event: notes.append(event.text) if isinstance(event, Note) else None)
+    found = [text for text in notes if "outage" in text]
+    assert [text.partition(";")[0] for text in found] == [
+        f"round {round + 1}: there is no cluster 7, so the outage does not affect it" for round in (1, 2)
+    ]
 
 
 def same_models(first: Result, second: Result) -> bool:

@@ -43,6 +43,42 @@ def test_points_of_the_grid_stand_in_brackets() -> None:
     assert term.at == {"partition.alpha": "0.1", "case": "label skew 20 %"}
 
 
+ODD_POINTS = {"partition.alpha": ["0.1", "1"], "case": ["a, b", "x]y", "p=q", "don't", "isn't"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('case="a, b", alpha=1.0', {"case": "a, b", "partition.alpha": "1"}),
+        ("\"case\"='x]y'", {"case": "x]y"}),
+        (" alpha = 1 , case = 'p=q' ", {"partition.alpha": "1", "case": "p=q"}),
+        ("case=don't, alpha=1", {"case": "don't", "partition.alpha": "1"}),  # no quotes at the beginning
+        ("case=p=q", {"case": "p=q"}),
+    ],
+)
+def test_points_may_be_in_quotes(text: str, expected: dict[str, str]) -> None:
+    (term,) = parse(f"A[{text}].ari > 0", ["A"], ODD_POINTS).terms
+    assert term.at == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "'' is not a point of the grid"),
+        ("alpha", "'alpha' is not a point of the grid"),
+        ("alpha=1,", "'' is not a point of the grid"),
+        ("case=a, b", "case has no point 'a'; valid: a, b, x]y"),
+        ('case="a, b', "case has no point '\"a'"),
+        ('case="a, b" c', "after case a comma or a bracket must follow"),
+        ("alpha=1, partition.alpha=0.1", "partition.alpha is named twice"),
+    ],
+)
+def test_wrong_points_are_refused_in_a_line(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(f"A[{text}].ari > 0", ["A"], ODD_POINTS)
+    assert expected in str(caught.value)
+
+
 @pytest.mark.parametrize("sign", ["+-", "±", "+/-"])
 def test_a_figure_has_a_tolerance(sign: str) -> None:
     found = read(f"FedAvg.accuracy_mean ~ 77.3 {sign} 3e0")

@@ -1,4 +1,4 @@
-"""Your own images, a folder for each class."""
+"""Your own images, a folder for each class, or one for each client with a folder for each class."""
 
 from __future__ import annotations
 
@@ -22,17 +22,23 @@ from rayfl.errors import ConfigError, DataError
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 
 
+Folders = Literal["class", "client/class"]
+
+
 class ImageFolder(Dataset):
     """Image folder: ``class/file.png`` as in torchvision, with or without folders ``train/`` and ``test/``.
 
+    With ``folders=client/class``: ``client/class/file.png``; a client may lack classes.
+
     Classes are numbered in the order of their names, images in the order of their paths. Without folders
     ``train`` and ``test``, ``test_fraction`` of each class are the test samples. Folders below a class are
-    searched, too. The partitions ``column`` and ``file`` can use two columns: ``file``, an image's path below
-    ``root``, and ``folder``, its folder below that of its class.
+    searched, too. The partitions ``column`` and ``file`` can use these columns: ``file``, an image's path
+    below ``root``; ``folder``, its folder below that of its class; ``client``, with that setting.
     """
 
     name: Literal["image_folder"] = "image_folder"
     root: Path = Field(description="the folder")
+    folders: Folders = Field("class", description="what the folders are: classes, or clients that have them")
     test_fraction: float | None = Field(
         None, gt=0, lt=1, description="fraction of each class for tests, if there is no folder test"
     )
@@ -59,7 +65,7 @@ class ImageFolder(Dataset):
 
     @override
     def load(self, root: Path) -> Samples:
-        folder = _Folder.read(self.root)
+        folder = _Folder.read(self.root, self.folders)
         if folder.tests is not None and self.test_fraction is not None:
             raise ConfigError(
                 "data.test_fraction", f"{self.root} has a folder test", "leave the fraction out"
@@ -73,7 +79,7 @@ class ImageFolder(Dataset):
         classes = sorted(folder.classes)
         if len(classes) < 2:
             raise DataError(
-                f"{folder.first}: has the class {classes[0]!r} only; expected two folders or more"
+                f"{folder.first}: has the class {classes[0]!r} only; expected two classes or more"
             )
         y = folder.labels(classes)
         if self.test_fraction is None:
@@ -97,7 +103,7 @@ class ImageFolder(Dataset):
     @override
     def read_more(self, path: Path, own: Samples) -> MoreSamples:
         """Read images from another folder; it must have no classes but the run's, and may lack some."""
-        folder, (channels, height, _) = _Folder.read(path), own.shape
+        folder, (channels, height, _) = _Folder.read(path, self.folders), own.shape
         unknown = sorted(folder.classes - set(own.class_names))
         if unknown:
             raise DataError(f"{path}: has a class {unknown[0]!r}, which the run's data do not have")
@@ -115,6 +121,7 @@ class _Folder:
         first: the folder with the training images, ``root`` or ``root/train``.
         files: the ``n`` images, training images first.
         names: the class of each image.
+        clients: the client of each image; empty if folders are classes.
         below: the folder of each image below that of its class, ``.`` for none.
         tests: which images are in ``test`` ``(n,)``; None if there is no such folder.
     """
@@ -123,11 +130,12 @@ class _Folder:
     first: Path
     files: list[Path]
     names: list[str]
+    clients: list[str]
     below: list[str]
     tests: NDArray[np.bool_] | None
 
     @classmethod
-    def read(cls, root: Path) -> _Folder:
+    def read(cls, root: Path, kind: Folders) -> _Folder:
         """Find the images.
 
         Raises:
@@ -140,22 +148,19 @@ class _Folder:
             has, lacks = ("train", "test") if parts["train"] else ("test", "train")
             raise DataError(f"{root}: has a folder {has!r} but no folder {lacks!r}")
         folders = [root / "train", root / "test"] if parts["train"] else [root]
-        contents = [_images(folder) for folder in folders]
-        extra_classes = sorted({name for content in contents[1:] for name in content} - set(contents[0]))
-        if extra_classes:
-            raise DataError(
-                f"{folders[1] / extra_classes[0]}: there is no class {extra_classes[0]!r} in {folders[0]}"
-            )
-        files: list[Path] = []
-        names: list[str] = []
-        below: list[str] = []
-        for folder, by_class in zip(folders, contents, strict=True):
-            for name, images in by_class.items():
-                files += images
-                names += [name] * len(images)
-                below += [path.parent.relative_to(folder / name).as_posix() for path in images]
-        tests = np.arange(len(files)) >= sum(map(len, contents[0].values())) if parts["train"] else None
-        return cls(root, folders[0], files, names, below, tests)
+        contents = [_images(folder, kind) for folder in folders]
+        trained = {each.name for each in contents[0]}
+        for each in (each for content in contents[1:] for each in content if each.name not in trained):
+            raise DataError(f"{each.folder}: there is no class {each.name!r} in {folders[0]}")
+        found = [each for content in contents for each in content]
+        files = [path for each in found for path in each.images]
+        names = [each.name for each in found for _ in each.images]
+        clients = [each.client for each in found for _ in each.images if each.client]
+        below = [path.parent.relative_to(each.folder).as_posix() for each in found for path in each.images]
+        tests = None
+        if parts["train"]:
+            tests = np.arange(len(files)) >= sum(len(each.images) for each in contents[0])
+        return cls(root, folders[0], files, names, clients, below, tests)
 
     @property
     def classes(self) -> set[str]:
@@ -175,31 +180,69 @@ class _Folder:
     def columns(self) -> dict[str, Names]:
         """``file`` and ``folder`` of each image ``(n,)``."""
         texts = {"file": np.array([path.relative_to(self.root).as_posix() for path in self.files])}
+        if self.clients:
+            texts["client"] = np.array(self.clients)
         if any(folder != "." for folder in self.below):
             texts["folder"] = np.array(self.below)
         return texts
 
 
-def _images(folder: Path) -> dict[str, list[Path]]:
-    """The images of each class, sorted by path.
+@dataclass(frozen=True)
+class _Class:
+    """The images of a class, or those of a client that belong to it.
+
+    Attributes:
+        name: of the class.
+        client: its id; empty if folders are classes.
+        folder: with the images.
+        images: sorted by path.
+    """
+
+    name: str
+    client: str
+    folder: Path
+    images: list[Path]
+
+
+def _images(folder: Path, kind: Folders) -> list[_Class]:
+    """The images of a folder, class by class, or client by client.
 
     Raises:
         DataError: if there is no class, or one without images.
     """
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    if not classes:
-        raise DataError(f"{folder}: has no folders; expected one for each class, with its images")
-    images_by_class = {}
-    for class_folder in classes:
-        images = [
-            path for path in class_folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
-        ]
-        if not images:
-            raise DataError(f"{class_folder}: holds no image ({', '.join(SUFFIXES)})")
-        images_by_class[class_folder.name] = sorted(
-            images, key=lambda path: path.relative_to(folder).as_posix()
-        )
-    return images_by_class
+    if kind == "class":
+        return [_class(path) for path in _folders_in(folder, "one for each class, with its images")]
+    clients = _folders_in(folder, "one for each client, with one for each class")
+    return [
+        _class(path, client.name)
+        for client in clients
+        for path in _folders_in(client, "one for each class, with its images")
+    ]
+
+
+def _folders_in(folder: Path, expected: str) -> list[Path]:
+    """The folders in a folder, sorted.
+
+    Raises:
+        DataError: if there are none.
+    """
+    found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not found:
+        raise DataError(f"{folder}: has no folders; expected {expected}")
+    return found
+
+
+def _class(folder: Path, client: str = "") -> _Class:
+    """The images in a folder and below it.
+
+    Raises:
+        DataError: if there are none.
+    """
+    images = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
+    if not images:
+        raise DataError(f"{folder}: holds no image ({', '.join(SUFFIXES)})")
+    ordered = sorted(images, key=lambda path: path.relative_to(folder).as_posix())
+    return _Class(folder.name, client, folder, ordered)
 
 
 def _opener(path: Path) -> Opened:

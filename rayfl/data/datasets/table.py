@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import override
 
 from rayfl.data.base import Dataset, MoreSamples, Samples
 from rayfl.data.own import TestBy, check_seed, draw_tests, split_numbering
 from rayfl.data.tables import check_file, line_of, read_table, require
-from rayfl.data.tabular import Roles, as_text, encode, known_values
+from rayfl.data.tabular import Roles, as_text, encode, features_of, known_values
 from rayfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Table(Dataset):
@@ -105,10 +109,7 @@ class Table(Dataset):
         """Read another table with the same columns, in any order, and the run's categories and classes."""
         import pandas as pd
 
-        frames = [read_table(each) for each in (self.path, self.test_path) if each is not None]
-        run_rows = pd.concat([each[frames[0].columns] for each in frames], ignore_index=True)
-        run_rows = run_rows.drop(columns=[name for name in self.exclude if name in run_rows])
-        roles = Roles(self.label, (), self.categorical, self.targets)
+        run_rows, roles = self._run_rows(), Roles(self.label, (), self.categorical, self.targets)
         new_table = read_table(path, ids=self.exclude)
         require(new_table, tuple(run_rows.columns), str(path))
         rows = new_table.index.to_numpy()
@@ -130,3 +131,29 @@ class Table(Dataset):
             {name: text for name, text in texts.items() if text is not None},
             None if table.targets is None else table.targets[len(run_rows) :],
         )
+
+    @override
+    def inputs_of(self, frame: pd.DataFrame) -> NDArray[np.float32]:
+        """The features of rows with the run's categories; their other columns are ignored."""
+        import pandas as pd
+
+        roles = Roles(self.label, (), self.categorical, self.targets)
+        run_rows = self._run_rows()
+        run_rows = run_rows.drop(columns=list(roles.predicted))
+        require(frame, tuple(run_rows.columns), "the table")
+
+        def at(row: int) -> str:
+            return f"the table: row {frame.index[max(0, row - len(run_rows))]}"
+
+        new_rows = frame[run_rows.columns].reset_index(drop=True)
+        converted = known_values(new_rows, run_rows, roles, lambda row: at(row + len(run_rows)))
+        both = pd.concat([run_rows, converted], ignore_index=True)
+        return features_of(both, roles, "the table", at)[len(run_rows) :]
+
+    def _run_rows(self) -> pd.DataFrame:
+        """The rows of the run's tables, by which values are numbered, without the excluded columns."""
+        import pandas as pd
+
+        frames = [read_table(each) for each in (self.path, self.test_path) if each is not None]
+        rows = pd.concat([each[frames[0].columns] for each in frames], ignore_index=True)
+        return rows.drop(columns=[name for name in self.exclude if name in rows])

@@ -22,9 +22,9 @@ class ByColumn(OwnPartition):
     """Column: clients are the values of a column of the dataset (a hospital, a writer), under these names.
 
     Datasets with columns: ``table`` (those in ``exclude``), ``npz`` and ``python`` (arrays ``<column>_train``
-    and ``<column>_test``), ``huggingface``, and ``image_folder`` (``folder``). Clients are numbered in the
-    order of their names: integers by size, others as text. A client is tested on its own test samples if the
-    dataset has the column for test samples, too.
+    and ``<column>_test``), ``huggingface``, and ``image_folder`` (``client``, ``folder``). Clients are
+    numbered in the order of their names: integers by size, others as text. A client is tested on its own test
+    samples if the dataset has the column for test samples, too.
     """
 
     name: Literal["column"] = "column"
