@@ -28,7 +28,8 @@ class Interval:
 
     Attributes:
         mean: of the values; NaN if there are none.
-        low, high: bounds of the interval; infinite if there is one value, NaN if there is none.
+        low, high: bounds of the interval; infinite if there is one value, NaN if there is none, or one of
+        several is infinite.
         n: number of values.
     """
 
@@ -70,12 +71,15 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     present = _without_nan(values)
     if len(present) == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
-    mean = float(present.mean())
+    with np.errstate(invalid="ignore"):  # the mean of inf and -inf is NaN
+        mean = float(present.mean())
     if len(present) == 1:
         return Interval(mean, -math.inf, math.inf, 1)
+    if not np.isfinite(present).all():
+        return Interval(mean, math.nan, math.nan, len(present))
     spread = float(np.ptp(present))
     # Of equal values, since the computed mean of three times 91.1 is another number.
-    if math.isfinite(spread) and spread <= _EQUAL_SPREAD * np.abs(present).max():
+    if spread <= _EQUAL_SPREAD * np.abs(present).max():
         equal = float(present[0])
         return Interval(equal, equal, equal, len(present))
     low, high = _bounds(present, level)

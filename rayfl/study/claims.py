@@ -352,6 +352,8 @@ def judge(statement: Statement, point: Point, values: Values) -> Judgement:
         return Judgement(statement, point, interval, "undecided", "no runs")
     if incomplete or np.isnan(sums).any():
         return Judgement(statement, point, interval, "undecided", "some runs have no such number")
+    if np.isinf(sums).any():
+        return Judgement(statement, point, interval, "undecided", "some runs have an infinite number")
     if not interval.bounded:
         return Judgement(statement, point, interval, "undecided", "one seed has no interval")
     verdict = _verdict(statement, interval)

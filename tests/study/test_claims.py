@@ -119,6 +119,7 @@ def verdict(text: str, **values: list[float]) -> str:
         ("A.x > 0", [100], "undecided"),  # one seed
         ("A.x > 0", [], "undecided"),
         ("A.x > 0", [1, math.nan, 1], "undecided"),
+        ("A.x > 0", [1, math.inf, 1], "undecided"),
     ],
 )
 def test_verdicts(text: str, values: list[float], expected: str) -> None:
