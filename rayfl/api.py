@@ -125,6 +125,7 @@ def resume(
 
     Raises:
         ConfigError: if it is not a run, another setting is changed, or a plug-in has changed.
+        Damaged: if something in it has the name of one of its files.
     """
     on_event = on_event or listener()
     directory = RunDirectory.open(path)
@@ -156,6 +157,7 @@ def resume(
             "move the run directory first",
         )
     _check_execution(recorded_config, config, on_event)
+    directory.check_writable()
     finished = directory.rounds_finished()
     if finished > config.rounds:
         what = f"is {config.rounds:,}, but {finished:,} rounds are complete"

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from rayfl.errors import ClientError, RayflError
+from rayfl.errors import repeats
 from rayfl.events import Begun, BlockDone, Clustered, Finished, Note, RoundDone, RunEvent, Stopped
 from rayfl.units import UNKNOWN, counted, duration, number, percent, size
 
@@ -105,10 +105,7 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Remove the progress bar; after a failure print how to resume, unless that was already printed."""
         self.close()
-        repeats = (isinstance(error, RayflError) and error.lasting) or (
-            isinstance(error, ClientError) and error.diverged
-        )
-        if kind is None or self._path is None or repeats:
+        if kind is None or self._path is None or repeats(error):
             return
         if (self._path / "checkpoints").is_dir():
             self._print_to_stderr(f"resume with: rayfl resume {self._path}")
@@ -177,9 +174,8 @@ class Display:
     def _show_stopped(self, event: Stopped) -> None:
         self.close()
         self._path = None
-        text = (
-            f"stopped after {counted(event.rounds, 'complete round')}; resume with: rayfl resume {event.path}"
-        )
+        how = "" if event.repeats else f"; resume with: rayfl resume {event.path}"
+        text = f"stopped after {counted(event.rounds, 'complete round')}{how}"
         if self._output_closed:
             self._print_to_stderr(text)
         else:

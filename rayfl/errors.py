@@ -146,6 +146,13 @@ def _article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiouAEIO' else 'a'} {noun}"
 
 
+def repeats(error: object) -> bool:
+    """Whether a resumed run would end with the same error, such as diverging training."""
+    if isinstance(error, ClientError):
+        return error.diverged
+    return isinstance(error, RayflError) and error.lasting
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A remedy for an unknown name: the nearest valid one, or all of them if none is similar.
 

@@ -174,10 +174,12 @@ class Stopped(RunEvent):
     Attributes:
         rounds: completed rounds in the newest checkpoint.
         path: the run directory.
+        repeats: whether a resumed run would end with the same error, such as diverging training.
     """
 
     rounds: int
     path: Path
+    repeats: bool = False
 
 
 @dataclass(frozen=True)

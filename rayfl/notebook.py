@@ -71,8 +71,9 @@ class Progress:
                     self._row += f", worst 10 % of clients {mark}{percent(row['accuracy_worst10'])}"
             case Finished(summary=summary):
                 self._notes.append(f"finished in {duration(summary['seconds'])}")
-            case Stopped(rounds=rounds):
-                self._notes.append(f"stopped after {rounds} rounds; resume with rayfl.resume")
+            case Stopped(rounds=rounds, repeats=repeats):
+                how = "" if repeats else "; resume with rayfl.resume"
+                self._notes.append(f"stopped after {counted(rounds, 'complete round')}{how}")
             case _:
                 return
         self._handle.update(_Shown(self._html()))

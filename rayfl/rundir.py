@@ -307,6 +307,16 @@ class RunDirectory:
         whole = table.endswith(b"\n") and header.startswith(b"round,")
         return len(lines) if whole and len(lines) == rounds else 0
 
+    def check_writable(self) -> None:
+        """Refuse folders, pipes and the like that have the names of files which the run writes.
+
+        Raises:
+            Damaged
+        """
+        for path in sorted(self.path.iterdir()):
+            if path.suffix in (".csv", ".json", ".jsonl", ".html", ".yaml") and not path.is_file():
+                raise Damaged(f"{path}: is not a regular file; remove it")
+
     def write_config(self, config: Config) -> None:
         """``config.yaml``: what :func:`~rayfl.api.resume` reads."""
         files.write(self.path / "config.yaml", config.to_yaml())

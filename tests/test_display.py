@@ -73,9 +73,10 @@ def test_clusters():
 def test_the_end_and_unknown_events():
     summary = {"accuracy_mean": None, "accuracy_worst10": None, "rounds": 3, "seconds": 1.0}
     path = Path("runs/x")
-    shown = lines(RunEvent(), Stopped(2, path), Finished(summary, path))[1:]
+    shown = lines(RunEvent(), Stopped(2, path), Stopped(1, path, repeats=True), Finished(summary, path))[1:]
     assert shown == [
         "stopped after 2 complete rounds; resume with: rayfl resume runs/x",
+        "stopped after 1 complete round",  # for example since training diverges
         "accuracy –, worst 10 % of the clients – after 3 rounds in 1.0 s",
     ]
 

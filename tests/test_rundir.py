@@ -18,8 +18,9 @@ from rayfl import rundir
 from rayfl.api import resume, run, run_once
 from rayfl.config import Config, load
 from rayfl.errors import ConfigError, RayflError
-from rayfl.events import Note, RoundDone, RunEvent
+from rayfl.events import Note, RoundDone, RunEvent, Stopped
 from rayfl.models import ModelSpec
+from rayfl.report import write_report
 from rayfl.report.files import RunFiles
 from rayfl.rundir import RunDirectory
 from rayfl.runtime import connection
@@ -298,6 +299,35 @@ def test_a_resumed_run_stays_where_it_is(tmp_path):
     run = RunDirectory.create(load({}, [f"output.root={tmp_path}"]))
     with pytest.raises(ConfigError, match=r"output.root: cannot be changed in a resumed run"):
         resume(run.path, ["output.root=/elsewhere"])
+
+
+def test_a_folder_with_the_name_of_a_table_is_refused_before_anything_starts(
+    settings: dict[str, Any],
+) -> None:
+    run_path = run(settings).path
+    (run_path / "rounds.csv").unlink()
+    (run_path / "rounds.csv").mkdir()
+    events: list[RunEvent] = []
+    with pytest.raises(RayflError, match=r"rounds.csv: is not a regular file; remove it"):
+        resume(run_path, on_event=events.append)
+    assert not events
+
+
+def test_a_ledger_with_text_for_a_number_is_left_out(settings: dict[str, Any]) -> None:
+    path = run(settings).path
+    ledger = path / "communication.csv"
+    ledger.write_text(ledger.read_text().replace("\n0,", "\n0x,", 1))
+    (missing,) = RunFiles.read(path).missing
+    assert missing.startswith("communication.csv (unreadable: Unable to parse string")
+    assert "Not in this report: communication.csv" in write_report(path).read_text()
+
+
+def test_what_repeats_is_not_to_be_resumed(settings: dict[str, Any]) -> None:
+    events: list[RunEvent] = []
+    with pytest.raises(RayflError, match="the training loss is"):
+        run(settings, ["training.lr=1e30"], on_event=events.append)
+    (stopped,) = (event for event in events if isinstance(event, Stopped))
+    assert stopped.repeats
 
 
 def test_the_latest_run_is_that_which_began_last(settings: dict[str, Any], tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,9 +88,12 @@ class RunFiles:
                 return {}
             return parsed if isinstance(parsed, dict) else {}
 
-        def table(name: str) -> pd.DataFrame:
+        def table(name: str, numeric: Sequence[str] = ()) -> pd.DataFrame:
             try:
-                return read_table(regular(path / name))
+                frame = read_table(regular(path / name))
+                for column in set(numeric) & set(frame):
+                    pd.to_numeric(frame[column])
+                return frame
             except (OSError, ValueError) as error:
                 missing.append(f"{name} ({_reason(error)})")
                 return pd.DataFrame()
@@ -113,7 +116,7 @@ class RunFiles:
             rounds=table("rounds.csv"),
             groups=optional_table("groups.csv"),
             clients=table("clients.csv"),
-            communication=table("communication.csv"),
+            communication=table("communication.csv", ("round", "bytes")),
             labels=optional_table("labels.csv"),
             missing=tuple(missing),
         )

@@ -22,7 +22,7 @@ from rayfl.coresets.base import Coreset
 from rayfl.coresets.clients import evaluation_coreset
 from rayfl.data.base import TestedOn, called
 from rayfl.data.events import Stage
-from rayfl.errors import ConfigError, DataError, DiskError, Interrupted, RayflError, ResultsLost
+from rayfl.errors import ConfigError, DataError, DiskError, Interrupted, RayflError, ResultsLost, repeats
 from rayfl.evaluation import Scores, protocols
 from rayfl.evaluation.ledger import Direction, Ledger, Tier, Transfer
 from rayfl.evaluation.protocols import Tested
@@ -193,7 +193,7 @@ class Driver:
         except DiskError as full:
             self.emit(Note(f"no checkpoint after {state.round} rounds: {full}"))
         if not isinstance(error, DiskError):  # ``run`` documents these, wherever they come from
-            self._report_stop()
+            self._report_stop(repeats(error))
 
     @contextlib.contextmanager
     def _deferring_stop(self) -> Iterator[None]:
@@ -204,11 +204,11 @@ class Driver:
         finally:
             self.backend.tick = tick
 
-    def _report_stop(self) -> None:
-        """Report how many rounds are in a checkpoint, and how to resume."""
+    def _report_stop(self, repeats: bool = False) -> None:
+        """Report how many rounds are in a checkpoint, and whether resuming would repeat the error."""
         paths = checkpoints(self.run_dir.path / "checkpoints")
         rounds = round_of(paths[-1]) if paths else 0
-        self.emit(Stopped(rounds, self.run_dir.path))
+        self.emit(Stopped(rounds, self.run_dir.path, repeats))
 
     def _go_back(self, error: ResultsLost) -> ServerState:
         """Go back to the newest checkpoint, or to the start; the rounds after it are repeated."""
