@@ -150,8 +150,9 @@ class _Folder:
         folders = [root / "train", root / "test"] if parts["train"] else [root]
         contents = [_images(folder, kind) for folder in folders]
         trained = {each.name for each in contents[0]}
-        for each in (each for content in contents[1:] for each in content if each.name not in trained):
-            raise DataError(f"{each.folder}: there is no class {each.name!r} in {folders[0]}")
+        extra = [each for content in contents[1:] for each in content if each.name not in trained]
+        if extra:
+            raise DataError(f"{extra[0].folder}: there is no class {extra[0].name!r} in {folders[0]}")
         found = [each for content in contents for each in content]
         files = [path for each in found for path in each.images]
         names = [each.name for each in found for _ in each.images]
@@ -178,7 +179,7 @@ class _Folder:
 
     @property
     def columns(self) -> dict[str, Names]:
-        """``file`` and ``folder`` of each image ``(n,)``."""
+        """``file`` of each image ``(n,)``; ``client`` and ``folder`` if there are any."""
         texts = {"file": np.array([path.relative_to(self.root).as_posix() for path in self.files])}
         if self.clients:
             texts["client"] = np.array(self.clients)
