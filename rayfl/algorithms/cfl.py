@@ -87,7 +87,7 @@ class CFL(Algorithm[CFLState]):
 
     Shown by:
         - experiments/cfl/README.md: thresholds over samples per client, and 20 samples
-        - experiments/pacfl/README.md: with a tenth of the clients in each round it ends with two clusters
+        - experiments/pacfl/README.md: with a tenth of the clients a round it splits three or four times
     """
 
     name: Literal["cfl"] = "cfl"

@@ -38,7 +38,7 @@ class PerFedAvg(Algorithm):
         FedAvg at rate beta, which then uses every batch for a step.
 
     Shown by:
-        - experiments/clustered/README.md: its worst newcomer has 46 %, SOLO's 50 %, others' 66 % and more
+        - experiments/pacfl/README.md: its worst newcomer has 46 %, SOLO's 50 %, others' 66 % and more
         - tests/algorithms/test_personalized.py::test_looking_nowhere_is_fedavg_at_rate_beta
     """
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Lstm(Model):
     """LSTM for predicting the next word: embedding, two layers of LSTM, a linear map to the vocabulary.
 
-    As in Clustered Federated Learning (Sattler et al. 2019, section 5.2), which does not state the sizes.
+    As in Clustered Federated Learning (Sattler et al. 2019, section VI-C), which does not state the sizes.
     """
 
     name: Literal["lstm"] = "lstm"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class MthflCnn(Model):
     """MT-HFL's CNN for CIFAR-10: two 5x5 convolutions, two 2x2 poolings, 120, 84, classes.
 
-    Ali, Arafa, section V; its *common layers* are ``conv1`` and ``conv2``. Decision: the paper does not
+    Ali, Arafa, section III; its *common layers* are ``conv1`` and ``conv2``. Decision: the paper does not
     print the numbers of channels; 6 and 16 (LeNet-5's) are the default.
     """
 

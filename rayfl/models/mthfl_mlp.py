@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class MthflMlp(Model):
-    """MT-HFL's perceptron for Fashion-MNIST: 784-32-classes with ReLU (Ali, Arafa, section V).
+    """MT-HFL's perceptron for Fashion-MNIST: 784-32-classes with ReLU (Ali, Arafa, section III).
 
     The paper's log-softmax and negative log likelihood are here one cross-entropy on logits.
     """

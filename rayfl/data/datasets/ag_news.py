@@ -52,7 +52,7 @@ class AgNews(Dataset):
     11.6 % for 5,000, 6.7 % for 10,000 and 3.8 % for 20,000. Compare perplexities of one vocabulary only.
 
     The label of an article is its topic, and so is its domain. With the partition ``domains`` every client
-    has articles on one topic (Clustered Federated Learning, Sattler et al. 2019, section 5.2); other
+    has articles on one topic (Clustered Federated Learning, Sattler et al. 2019, section VI-C); other
     partitions divide topics like classes.
 
     ``root/ag_news`` (or ``root`` itself) must contain one ``train*.csv`` and one ``test*.csv``, or the same

@@ -17,7 +17,7 @@ from rayfl.errors import DataError
 class LabelBlocks(SizedPartition):
     """Label blocks: the labels in order are cut into blocks, and every client has samples of one block.
 
-    With two clients it is the congruent control of CFL (Sattler, Mueller, Samek 2020, section V-C): one has
+    With two clients it is the congruent control of CFL (Sattler, Mueller, Samek 2020, section VI-B): one has
     the labels 0-4, the other 5-9. One model serves both, so no cluster should be split: all clients are in
     one planted group, unless ``planted`` is set to ``blocks``. Clients are numbered block by block.
     """

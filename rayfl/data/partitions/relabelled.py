@@ -23,7 +23,7 @@ _Label = Annotated[int, Field(ge=0)]
 class Relabelled(SizedPartition):
     """Relabelled: IID samples, and every cluster of clients swaps two labels or permutes all of them.
 
-    The incongruent scenarios of CFL (Sattler, Mueller, Samek 2020, section V): all clients have the same
+    The incongruent scenarios of CFL (Sattler, Mueller, Samek 2020, section VI): all clients have the same
     distribution of inputs and of labels; what differs is which label an input has. "Label swap": m=20, k=4,
     two labels exchanged in each cluster. "Permuted labels": a random permutation in each cluster. Training,
     validation and test samples of a client are relabelled in the same way.

@@ -39,10 +39,10 @@ class Task(Section):
 class Tasks(SizedPartition):
     """Tasks: groups of clients, each with its own labels and a few samples of other groups' labels.
 
-    MT-HFL (Ali, Arafa 2022, section V): e.g. FMNIST's clothes, shoes and bags for 5, 3 and 2 users of 2,000,
-    1,000 and 500 samples, 10 % of them foreign. FLT's scenarios 1, 2 and 4 (Jamali-Rad et al. 2022) are
-    groups of equal weight. Tasks may share labels, whose samples are then divided between them in proportion
-    to their numbers of clients.
+    MT-HFL (Ali, Arafa 2022, section III): e.g. FMNIST's clothes, shoes and bags for 5, 3 and 2 users of
+    2,000, 1,000 and 500 samples, 10 % of them foreign. FLT's scenarios 1, 2 and 4 (Jamali-Rad et al. 2022)
+    are groups of equal weight. Tasks may share labels, whose samples are then divided between them in
+    proportion to their numbers of clients.
 
     The planted group of a client is the position of its task in the list. Clients are numbered task by task.
     """
