@@ -10,9 +10,9 @@ def deal(labels: NDArray[np.int64], rng: np.random.Generator, clients: int = 6) 
     """The positions of each client's samples: client 0 has the low labels, the last one the high ones.
 
     Args:
-        labels: of the training samples (n,).
-        rng: keyed by the run's seed.
-        clients: how many.
+        labels: labels of the training samples (n,).
+        rng: generator keyed by the run's seed.
+        clients: number of clients.
     """
     order = np.lexsort((rng.random(len(labels)), labels))
     return np.array_split(order, clients)

@@ -10,8 +10,8 @@ class MyNet(nn.Module):
     """Two convolutions and a linear layer, for images.
 
     Args:
-        shape: of a sample, (channels, height, width).
-        classes: how many.
+        shape: shape of a sample, (channels, height, width).
+        classes: number of classes.
         width: channels of the convolutions.
     """
 

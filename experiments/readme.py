@@ -34,24 +34,24 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 ABOUT = """# Experiments
 
-Each table and figure of the papers that consists of runs is a study file with methods, grid, seeds, published
-figures, and claims that `rayfl study` checks. Download the datasets first, for example with `rayfl prepare
-fashion_mnist`. `--size smoke` takes seconds to about twenty minutes; without a size a study runs as its file
-says.
+Each table or figure of a paper that consists of runs is a study file here. It has methods, grid, seeds,
+published figures, and claims that `rayfl study` checks. Download the datasets first, for example with `rayfl
+prepare fashion_mnist`. `--size smoke` takes between some seconds and about twenty minutes; without a size, a
+study runs at the size that its file states.
 
-`python experiments/readme.py` writes this page from the study files and from `results/`. These commands run
-a study and keep its table and verdicts:
+`python experiments/readme.py` writes this page from the study files and from `results/`. The following
+commands run a study and keep its table and verdicts:
 
     rayfl study experiments/mt_hfl/digits.yaml --size smoke
     python experiments/readme.py studies/digits-smoke
 
-Of the longest studies `results/runs` holds the finished runs: with `--archive experiments/results/runs` a
-study starts from these, and runs what is missing.
+`results/runs` has the finished runs of the longest studies: with `--archive experiments/results/runs` a study
+reuses them, and makes only the missing runs.
 
 A claim *holds* if its whole 95 % interval over seeds satisfies it, *fails* if no part of the interval does,
 and is *undecided* otherwise. Claims come from the papers, or from longer runs of rayfl. The smoke size has
-few rounds, fewer methods, and often other data and a smaller network (each result says so), so its verdicts
-neither confirm nor refute a paper. Times are the sum over the runs, on a machine with other load.
+few rounds, fewer methods, and often other data and a smaller network (each result says so). So its verdicts
+neither confirm nor refute a paper. Times are sums over the runs, on a machine that also did other work.
 """
 
 
@@ -146,13 +146,13 @@ def _overview(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             ran = "not run yet"
             if result is not None:
                 runs = f"{result['runs']} runs, {duration(result['seconds'])}"
-                ran = f"[{size or 'as it stands'}](#{_anchor(file, size)}): {runs}"
+                ran = f"[{size or 'default'}](#{_anchor(file, size)}): {runs}"
             claims = "" if result is None else _verdicts(result["claims"])
             command = f"`rayfl study experiments/{file.path}{option}`"
             yield f"| [{file.path}]({file.path}) | {file.title} | {ran} | {claims} | {command} |"
     noted = [path.parent.name for path in sorted(HERE.glob("*/README.md"))]
     links = ", ".join(f"[{name}]({name}/README.md)" for name in noted)
-    yield f"\nLonger runs, and what was learned from them: {links}.\n"
+    yield f"\nNotes on longer runs and their results: {links}.\n"
 
 
 def _verdicts(claims: Sequence[Mapping[str, Any]]) -> str:
@@ -169,7 +169,7 @@ def _anchor(file: File, size: str) -> str:
 
 def _analyses() -> Iterator[str]:
     yield "## Analyses\n"
-    yield "Scripts with common options: `--seeds 0-4`, `--out folder`, and settings such as `rounds=5`.\n"
+    yield "Many scripts take `--seeds 0-4`, `--out folder`, or settings such as `rounds=5`; see `--help`.\n"
     yield "| script | what it does |"
     yield "| --- | --- |"
     for path in sorted(HERE.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""CFLA's federations: how its scripts deal samples to clients, its networks, what a constant answer reaches.
+"""CFLA's federations: how its scripts divide samples, its networks, and the accuracy of a constant answer.
 
     python experiments/peers/cfla_federations.py
 

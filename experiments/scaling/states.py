@@ -1,4 +1,4 @@
-"""What states of clients cost, with SCAFFOLD: bytes written by each checkpoint, and memory.
+"""The cost of client states, with SCAFFOLD: bytes written by each checkpoint, and memory.
 
 ::
 
