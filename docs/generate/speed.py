@@ -1,10 +1,10 @@
 """The tables of ``docs/reference/speed.md`` that ``rayfl bench`` measures.
 
-``python docs/generate/speed.py`` measures methods and networks (minutes on an idle machine; on a busy one
-the times say little), writes them to ``speed.json`` beside this file, and the tables to the page. Each
-figure is written to ``build/`` as it is measured: stopped and called again, it goes on where it was.
-``--only methods`` measures one of them, ``--only gpu`` all that is measured on a GPU, ``--written`` none: it
-writes the tables of ``speed.json``.
+``python docs/generate/speed.py`` measures workloads, methods and networks (minutes on an idle machine; on a
+busy one the times say little), writes them to ``speed.json`` beside this file, and the tables to the page.
+Each figure of methods and networks is written to ``build/`` as it is measured: stopped and called again, it
+goes on where it was. ``--only methods`` measures one of them, ``--only gpu`` all that is measured on a GPU,
+``--written`` none: it writes the tables of ``speed.json``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 FIGURES = Path(__file__).with_name("speed.json")
 PAGE = Path(__file__).parents[1] / "reference" / "speed.md"
 UNFINISHED = Path(__file__).parents[2] / "build"
-ON_CPU, ON_GPU = ("methods", "networks"), "gpu"
+ON_CPU, ON_GPU = ("workloads", "methods", "networks"), "gpu"
 WORKLOADS = ("W1", "W2", "W3")
 
 
@@ -70,19 +70,29 @@ def _engine(opened: str) -> str:
     return f"`{name}`" + (", no graphs" if "without" in rest else "")
 
 
-def gpu(found: Mapping[str, Any]) -> str:
-    """Seconds of a round of the workloads, and of the networks, on a GPU."""
+def workloads(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Seconds of a round of the workloads, in two processes on each side."""
     numbers = ("plain_seconds", "rayfl_seconds", "ratio")
     lines = ["| workload | plain, s | rayfl, s | times faster |", "| --- |" + " --- |" * 3]
-    for row in found["workloads"]:
+    for row in rows:
         cells = " | ".join(f"{row[number]:.3g}" for number in numbers)
         lines.append(f"| {row['workload']}: {row['about']} | {cells} |")
-    return "\n".join([*lines, "", networks(found["networks"], "s")])
+    return "\n".join(lines)
+
+
+def gpu(found: Mapping[str, Any]) -> str:
+    """The workloads and the networks on a GPU."""
+    return f"{workloads(found['workloads'])}\n\n{networks(found['networks'], 's')}"
 
 
 def written(page: str, figures: Mapping[str, Any]) -> str:
     """The page with the tables of these figures between its markers."""
-    tables: dict[str, Callable[[Any], str]] = {"methods": methods, "networks": networks, ON_GPU: gpu}
+    tables: dict[str, Callable[[Any], str]] = {
+        "workloads": workloads,
+        "methods": methods,
+        "networks": networks,
+        ON_GPU: gpu,
+    }
     for name, table in tables.items():
         if name in figures:
             machine = figures[f"{name}_machine"]
@@ -114,7 +124,8 @@ def main() -> None:
             so_far = UNFINISHED / f"speed-{name}.json"
             so_far.parent.mkdir(exist_ok=True)
             on_gpu = name == ON_GPU
-            tasks, device = ([], "cuda") if on_gpu else ([name], "cpu")
+            tasks = [] if on_gpu else list(WORKLOADS) if name == "workloads" else [name]
+            device = "cuda" if on_gpu else "cpu"
             found = bench(tasks, given.rounds, so_far, Console(), device)
             measured = {part: found[part] for part in ("workloads", "networks")} if on_gpu else found[name]
             figures |= {name: measured, f"{name}_machine": found["machine"]}
