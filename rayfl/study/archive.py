@@ -124,11 +124,13 @@ def _unpack(path: Path, run: PlannedRun) -> dict[str, bytes]:
         rounds = json.loads(contents[_SUMMARY])["rounds"]
     except (OSError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, *NOT_YAML) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise Damaged(f"{path}: cannot be read ({reason}); remove it, and the run is done again") from None
+        raise Damaged(
+            f"{path}: cannot be read ({reason}); remove it, and the study does the run again"
+        ) from None
     settings["plugins"] = []  # the study has imported them
     # Earlier versions wrote no key. They archived no paths, so the key can be computed from the config.
     if (key or key_of(reload(settings))) != run.key or rounds != run.config.rounds:
-        raise ConfigError(str(path), "holds another run than its name says", "remove it")
+        raise ConfigError(str(path), "holds another run than its file name says", "remove it")
     return contents
 
 

@@ -83,11 +83,15 @@ class Tune(Section):
                     f"{setting}: expected a list of values, or a distribution such as {{uniform: [0, 1]}}"
                 )
             if setting.split(".")[0] in _DATA_SECTIONS:
-                raise ValueError(f"{setting}: all methods have the same data, which are not chosen")
+                raise ValueError(
+                    f"{setting}: the data are the same for all methods and cannot be tuned; vary them in grid"
+                )
         if "seed" in self.settings:
-            raise ValueError("settings.seed: name seeds as tune.seeds")
+            raise ValueError("settings.seed: set tune.seeds instead")
         if drawn and self.per == "point":
-            raise ValueError(f"{drawn[0]}: what is drawn is chosen per method; per: point takes lists")
+            raise ValueError(
+                f"{drawn[0]}: values from a range are chosen once per method; with per: point, list them"
+            )
         return self
 
     @property
@@ -171,7 +175,7 @@ class Report(Section):
 
 def _target_of(column: Mapping[Any, Any]) -> dict[str, float]:
     """A column such as ``rounds_to: 80``, with a known name and a possible accuracy."""
-    with contextlib.suppress(TypeError, ValueError):  # of what is no number
+    with contextlib.suppress(TypeError, ValueError):  # several entries, or a target that is not a number
         ((name, target),) = column.items()
         if name in ("rounds_to", "bytes_to") and not isinstance(target, bool) and 0 < float(target) <= 100:
             return {name: float(target)}
@@ -276,8 +280,8 @@ class StudyFile(Section):
     def _check_name(cls, name: str) -> str:
         if not re.fullmatch(_FILE_NAME, name) or len(name) > _LONGEST_NAME:
             raise ValueError(
-                f"{name[:60]!r} cannot be the name of a folder; expected letters, digits, - _ and ., at most "
-                f"{_LONGEST_NAME} of them"
+                f"{name[:60]!r} cannot be the name of a folder; expected at most {_LONGEST_NAME} letters, "
+                "digits, - _ and ., not starting with ."
             )
         return name
 
@@ -314,7 +318,9 @@ class StudyFile(Section):
         _check_axes_set_once(self)
         for size, chosen in self.sizes.items():
             if not re.fullmatch(_FILE_NAME, size):
-                raise ValueError(f"sizes: {size!r} cannot be a name; it has letters, digits, - and _")
+                raise ValueError(
+                    f"sizes: {size!r} cannot be the name of a size; expected letters, digits, - _ and ."
+                )
             for label in chosen.only:
                 if label not in self.methods:
                     raise ValueError(
@@ -335,7 +341,7 @@ class StudyFile(Section):
         if self.tune is not None:
             for setting in self.tune.space:
                 if setting in self.grid or setting in self.settings:
-                    raise ValueError(f"tune: {setting} is set already; leave it out of settings and grid")
+                    raise ValueError(f"tune: {setting} is also in settings or grid; leave it out there")
             _check_tuning_seeds(self.tune, self.seeds)
         return self
 
@@ -361,8 +367,8 @@ def _check_label(label: str) -> None:
     spaced = " ".join(label.split()) == label
     if not label or not spaced or not label.isprintable() or '"' in label or "[" in label:
         raise ValueError(
-            f"methods: {label[:60]!r} cannot be a label; it has no quotes, brackets, outer spaces or several "
-            "spaces in a row, and is not empty"
+            f"methods: {label[:60]!r} cannot be a label; expected text without quotes, brackets, spaces at "
+            "either end or several spaces in a row"
         )
     if len(label) > _LONGEST_LABEL:
         raise ValueError(
@@ -380,35 +386,35 @@ _RESERVED_COLUMNS = (
     *("method", "seed", "state", "key", "path", "rayfl", "error"),
     *("column", "mean", "low", "high", "seeds", "published"),
 )
-"""Columns of the tables; an axis has a column, too, and needs another name."""
+"""Columns of the tables. An axis becomes a column, too, so it cannot have one of these names."""
 
 
 def _check_shared(settings: Mapping[str, Any], where: str) -> None:
-    """Refuse settings of all methods that the study itself would overrule."""
+    """Refuse settings for all methods that the study sets itself: the seed and the algorithm."""
     keys = {text.partition("=")[0] for text in overrides_of(settings)}
     if "seed" in keys:
-        raise ValueError(f"{where}.seed: name the seeds of a study as seeds")
+        raise ValueError(f"{where}.seed: set the study's seeds instead, such as seeds: 0-4")
     if keys & {"algorithm", "algorithm.name"}:
-        raise ValueError(f"{where}.algorithm: each method has its own, in methods")
+        raise ValueError(f"{where}.algorithm: set the algorithm of each method in methods")
 
 
 def _check_tuning_seeds(tune: Tune, seeds: Sequence[int]) -> None:
-    """Refuse to choose settings by runs that are also results."""
+    """Refuse to tune on a seed of the study itself."""
     for seed in tune.seeds:
         if seed in seeds:
-            raise ValueError(f"tune.seeds: {seed} is one of the study's seeds; choose on others")
+            raise ValueError(f"tune.seeds: {seed} is one of the study's seeds; tune on other seeds")
 
 
 def _check_axes_set_once(study: StudyFile) -> None:
-    """Refuse a setting that is an axis and also set by another axis or a method: labels would be wrong."""
+    """Refuse an axis whose setting another axis or a method sets, too: its points would be misnamed."""
     settings_by_place = {
         **{f"grid.{a}": list(at.values()) for a, at in study.axes.items()},
         **{f"methods.{label}": [own] for label, own in study.methods.items()},
     }
     for axis in (axis for axis, points in study.grid.items() if isinstance(points, list)):
         if axis.startswith("algorithm."):
-            remedy = "give each value a method of its own, in methods"
-            raise ValueError(f"grid.{axis}: belongs to a method and cannot be an axis; {remedy}")
+            remedy = "add a method for each value, in methods"
+            raise ValueError(f"grid.{axis}: a setting of an algorithm cannot be an axis; {remedy}")
         for where, several in settings_by_place.items():
             keys = {text.partition("=")[0] for settings in several for text in overrides_of(settings)}
             if axis in keys and where != f"grid.{axis}":
@@ -426,7 +432,7 @@ def _check_axis(axis: str, points: Any) -> None:
         if not all(isinstance(point, Value) for point in points):
             raise ValueError(f"grid.{axis}: expected text, numbers, true or false")
         if len({shown(point) for point in points}) < len(points):
-            raise ValueError(f"grid.{axis}: a value comes twice")
+            raise ValueError(f"grid.{axis}: a value is listed twice")
     else:
         for name, settings in points.items():
             if not isinstance(settings, Mapping):
@@ -500,10 +506,12 @@ def seeds_of(value: Any) -> tuple[int, ...]:
         if last < first:
             raise ValueError(f"{part.strip()!r} is not a range of seeds; did you mean {last}-{first}?")
         if last - first >= MOST_SEEDS:
-            raise ValueError(f"{part.strip()!r} are {1 + last - first:,} seeds; at most {MOST_SEEDS:,}")
+            raise ValueError(
+                f"{part.strip()!r} is {1 + last - first:,} seeds; at most {MOST_SEEDS:,} are allowed"
+            )
         seeds += range(first, last + 1)
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= 2**63:
-        raise ValueError("expected every seed once, none below 0 or above 2^63 - 1")
+        raise ValueError("expected one or more different seeds from 0 to 2^63 - 1")
     return tuple(seeds)
 
 
@@ -556,7 +564,7 @@ def take(
             what = f"not YAML: {problem_of(error)}"
             raise ConfigError(text, what, "expected key=value, e.g. rounds=5") from None
         if key.strip() in study.grid or (study.tune and key.strip() in study.tune.space):
-            raise ConfigError(text, "is an axis of the grid, or chosen by tune", "change the study file")
+            raise ConfigError(text, "is an axis of the grid or in tune", "change it in the study file")
     try:
         seed_update = {"seeds": seeds_of(seeds)} if seeds else {}
         if study.tune is not None:
@@ -585,7 +593,7 @@ def _parsed(file: Path) -> Any:
 
 def _validated(content: Any) -> StudyFile:
     if not isinstance(content, Mapping):
-        raise ConfigError("study", "holds nothing" if content is None else f"is {type_of(content)}", _REMEDY)
+        raise ConfigError("study", "is empty" if content is None else f"is {type_of(content)}", _REMEDY)
     try:
         return StudyFile.model_validate(content)
     except ValidationError as error:

@@ -22,7 +22,7 @@ from rayfl.data.datasets.image_folder import SUFFIXES
 from rayfl.errors import ConfigError
 
 _MOST_READ = 64_000_000
-"""Pictures in a folder are read if they have at most so many bytes; to read more would take minutes."""
+"""Up to this many bytes, all pictures in a folder together are hashed by content; more would take minutes."""
 
 File = tuple[str, int, int]
 """The name of a file below a folder, its size, and when it changed, in ns."""
@@ -66,7 +66,7 @@ def inputs_of(config: Config) -> Iterator[Path]:
 
 
 def _named_files(value: Any, relative: bool) -> Iterator[Path]:
-    """The files and folders that text in a value names; ``relative``: by relative paths, too."""
+    """The files and folders whose paths are in a value; relative paths count only if ``relative``."""
     if isinstance(value, Mapping):
         for each in value.values():
             yield from _named_files(each, relative)

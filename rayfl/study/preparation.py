@@ -96,8 +96,8 @@ def as_chosen(prepared: Prepared) -> list[PlannedRun]:
 def check_clients(runs: Iterable[PlannedRun]) -> None:
     """Divide the data of every dataset, partition and model once, for the first seed that needs it.
 
-    A combination that cannot be run is found now, not when its turn comes. Other seeds may still fail, and
-    what does not fit into a minute is left to the runs.
+    So a combination that cannot be run is refused before the first run starts. Other seeds may still fail.
+    After a minute the remaining combinations are not checked here; their runs check them.
 
     Raises:
         ConfigError, DataError: which run, and why.

@@ -190,7 +190,7 @@ def test_a_file_under_another_name_is_refused(first: Any, tmp_path: Path) -> Non
     prepared = prepare(take(STUDY, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
     one, other = sorted((root / "archive").iterdir())
     shutil.copy(one, tmp_path / other.name)
-    with pytest.raises(ConfigError, match="holds another run than its name says"):
+    with pytest.raises(ConfigError, match="holds another run than its file name says"):
         archive.restore(prepared.runs, tmp_path)
 
 
