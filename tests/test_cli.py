@@ -57,7 +57,7 @@ MISTAKES = [
     (["run", "digits-dem"], "error: digits-dem: no such preset; did you mean 'digits-demo'?"),
     (
         ["run", "algorithm=cfl", "rounds=2"],
-        "error: algorithm=cfl: a setting, without a config; put a preset or YAML file first, such as "
+        "error: algorithm=cfl: is a setting, not a config; put a preset or YAML file first, such as "
         "digits-demo",
     ),
     (["run", "no.yaml"], "error: no.yaml: no such file; name a preset or an existing file"),

@@ -40,13 +40,13 @@ def cluster_without_training(configs: Sequence[Config]) -> tuple[list[Clustering
             raise ConfigError(
                 "algorithm",
                 f"{config.algorithm.name} does not cluster before training",
-                "name one that does with --beside, for instance pacfl",
+                "choose a method that does, for instance --beside pacfl",
             )
         if config.algorithm.shuffles:
             raise ConfigError(
                 "algorithm",
                 f"{config.algorithm.name} draws the members of its clusters at random",
-                "name the method whose clusters it shuffles, for instance mt_hfl",
+                "choose the method whose clusters it shuffles, for instance mt_hfl",
             )
         building.check(config)
     if len(configs) == 1:

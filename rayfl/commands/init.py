@@ -119,7 +119,7 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
     if kind not in CHOICES:
         raise ConfigError("init", f"no skeleton of a {kind!r}", nearest(kind, CHOICES))
     if cluster and kind != "cluster":
-        raise ConfigError("--kind", f"a {kind} has no kinds", "leave it out")
+        raise ConfigError("--kind", f"is for init cluster, not for init {kind}", "leave it out")
     if kind == "cluster":
         if name:
             raise ConfigError("--name", "a cluster's files have fixed names", "leave it out")

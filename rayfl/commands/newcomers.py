@@ -50,8 +50,8 @@ class Owners:
     Attributes:
         column: name of the column with each sample's newcomer; None: that of ``partition.name=column``, else
             all samples belong to one newcomer.
-        test_fraction: fraction of each newcomer's samples for tests, at least one of two, if the source does
-            not divide them.
+        test_fraction: fraction of each newcomer's samples for tests, at least one if it has two or more;
+            used only if the source has no test part.
         seed: of the draw of test samples.
     """
 
@@ -218,7 +218,7 @@ def _owner_ids(config: Config, data: Path, more: MoreSamples, owners: Owners) ->
         return np.zeros(len(more.y), np.int64).astype(str)
     if column not in more.columns:
         available = ", ".join(sorted(more.columns)) or "none"
-        raise DataError(f"{data}: has no column {column!r} with each sample's newcomer, only {available}")
+        raise DataError(f"{data}: has no column {column!r} with each sample's newcomer; columns: {available}")
     ids = more.columns[column]
     empty = np.flatnonzero(ids == "")
     if len(empty):
@@ -440,7 +440,7 @@ class _Newcomers:
         if work is None:
             score = testing.evaluate(self.servers, models, clients=self.ids)
         else:
-            # In the last round, as the run's own clients
+            # with the settings of the last round, as the run's own clients are tested
             number, stage = max(0, self.state_before.round - 1), len(self.stages) - 1
             last = Round.without_clients(work, number, stage, self.config.order)
             score = testing.adapt(self.servers, last, self.ids, models[self.ids]).scores["test"]

@@ -188,7 +188,7 @@ def _read_yaml(source: str | Path) -> dict[str, Any]:
     elif not _is_file(path):
         if re.match(r"[a-z_][\w.]*=", str(source)):
             what, remedy = (
-                "a setting, without a config",
+                "is a setting, not a config",
                 "put a preset or YAML file first, such as digits-demo",
             )
             raise ConfigError(one_line(str(source)), what, remedy)

@@ -232,19 +232,21 @@ class Execution(Section):
         if least > most:
             raise ValueError(f"actors: {self.actors} is not a range; did you mean {most:g}-{least}?")
         if self.elastic and self.clients_per_actor is not None:
-            raise ValueError("actors: a range makes no sense with clients_per_actor, which sets their number")
+            raise ValueError(
+                "actors: cannot be a range if clients_per_actor is set, which fixes their number"
+            )
         # Ray counts in ten-thousandths, and gives an actor either a part of a GPU or whole GPUs.
         for name, share in (("cpus_per_actor", self.cpus_per_actor), ("gpus_per_actor", self.gpu_share)):
             if 0 < share < 1e-4:
-                raise ValueError(f"{name}: got {share:g}; the smallest share that Ray knows is 0.0001")
+                raise ValueError(f"{name}: got {share:g}; the smallest share that Ray accepts is 0.0001")
         if self.gpu_share > 1 and self.gpu_share % 1:
             raise ValueError(
                 f"gpus_per_actor: got {self.gpu_share:g}; expected whole GPUs, or a share below 1"
             )
         if self.servers_on in _RAY_RESOURCES:
             raise ValueError(
-                f"servers_on: {self.servers_on} is a resource of Ray's own, which marks no nodes; use "
-                "a custom one, such as stays"
+                f"servers_on: {self.servers_on} is one of Ray's built-in resources, which cannot mark nodes; "
+                "use a custom one, such as stays"
             )
         return self
 
@@ -427,7 +429,7 @@ class Config(Section):
             )
         if self.sampling.name != "uniform" and self.training.participation == 1:
             raise ValueError(
-                f"sampling {self.sampling.name!r} has nothing to choose from if all clients take part; "
+                f"sampling {self.sampling.name!r} would do nothing if all clients take part; "
                 "set training.participation below 1"
             )
         if not self.algorithm.uses_sampling and self.sampling.name != "uniform":
@@ -437,8 +439,8 @@ class Config(Section):
         partial = self.training.participation < 1
         if partial and self.algorithm.selects and self.hierarchy.weights == "population":
             raise ValueError(
-                "hierarchy.weights 'population' counts the clients of each model, and with "
-                f"{self.algorithm.name} those outside the cohort have not chosen theirs; use 'participated'"
+                "hierarchy.weights 'population' counts the clients of each model, but clients "
+                f"of {self.algorithm.name} outside the cohort have not chosen one; use 'participated'"
             )
         return self
 
@@ -451,10 +453,11 @@ class Config(Section):
     def _sharded(self) -> Config:
         """Refuse to shard models at one server, or with an aggregation rule that needs whole models."""
         if self.execution.shard_models and self.hierarchy.lps_actors == 1:
-            raise ConfigError("hierarchy.lps_actors", "1 has no other to share models with", "use 2 or more")
+            what = "is 1, and execution.shard_models divides every model among several"
+            raise ConfigError("hierarchy.lps_actors", what, "use 2 or more")
         if self.execution.shard_models and self.aggregation.reweighs:
             what = f"aggregation {self.aggregation.name!r} compares whole models"
-            raise ConfigError("execution.shard_models", what, "it must be false")
+            raise ConfigError("execution.shard_models", what, "set it to false")
         return self
 
     @model_validator(mode="after")

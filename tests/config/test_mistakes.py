@@ -146,11 +146,11 @@ def test_a_number_is_no_part():
         ),
         (
             "execution.gpus_per_actor=1e-5",
-            "execution: gpus_per_actor: got 1e-05; the smallest share that Ray knows is",
+            "execution: gpus_per_actor: got 1e-05; the smallest share that Ray accepts is",
         ),
         (
             "execution.cpus_per_actor=1e-5",
-            "execution: cpus_per_actor: got 1e-05; the smallest share that Ray knows is",
+            "execution: cpus_per_actor: got 1e-05; the smallest share that Ray accepts is",
         ),
         ("output.root=S3://bucket/runs", "output.root: got S3://bucket/runs; did you mean s3://bucket/runs?"),
         ("output.root=gs:bucket/runs", "output.root: got gs:bucket/runs; did you mean gs://bucket/runs?"),
@@ -161,7 +161,7 @@ def test_a_number_is_no_part():
         ),
         (
             "execution.servers_on=CPU",
-            "execution: servers_on: CPU is a resource of Ray's own, which marks no nodes",
+            "execution: servers_on: CPU is one of Ray's built-in resources",
         ),
         ("execution.address=3", "execution.address: got 3; expected text or null"),
         (
@@ -210,7 +210,7 @@ def test_a_number_is_no_part():
         ("clustering={threshold: 1, n_clusters: 2}", "clustering: threshold and n_clusters are both given; "),
         (
             "sampling=curriculum",
-            "config: sampling 'curriculum' has nothing to choose from if all clients take",
+            "config: sampling 'curriculum' would do nothing if all clients take",
         ),
         ("clustering.proximity=principal", "clustering: no proximity 'principal'; did you mean "),
         ("clustering.proximity=relevance", "clustering: proximity 'relevance' cannot compare signatures "),
@@ -226,7 +226,7 @@ def test_a_wrong_value_says_what_would_be_right(override, line):
         (["algorithm=fedsoft", "sampling=curriculum"], "sampling 'curriculum' would do nothing with fedsoft"),
         (
             ["algorithm=ifca", "hierarchy={common_layers: 1, weights: population}"],
-            "hierarchy.weights 'population' counts the clients of each model, and with ifca those outside",
+            "hierarchy.weights 'population' counts the clients of each model, but clients of ifca outside",
         ),
     ],
 )

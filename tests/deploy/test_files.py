@@ -102,7 +102,7 @@ def test_kinds_that_there_are_not_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         init("cluster", "", tmp_path, "kubray")
     assert str(raised.value) == "--kind: no files for 'kubray'; did you mean 'kuberay'?"
-    with pytest.raises(ConfigError, match="--kind: a method has no kinds; leave it out"):
+    with pytest.raises(ConfigError, match="--kind: is for init cluster, not for init method; leave it out"):
         init("method", "", tmp_path, "slurm")
 
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("4-2", r"actors: 4-2 is not a range; did you mean 2-4\?"),
         ("0-2", "execution.actors"),
         ("2-", "execution.actors"),
-        ("2-4, execution.clients_per_actor=3", "a range makes no sense with clients_per_actor"),
+        ("2-4, execution.clients_per_actor=3", "cannot be a range if clients_per_actor is set"),
     ],
 )
 def test_a_range_that_is_none_is_refused(actors: str, message: str) -> None:

@@ -280,7 +280,7 @@ def test_rows_are_sent_as_they_lie(settings: dict[str, Any], monkeypatch: pytest
 
 def test_one_lps_has_no_other_to_share_with(settings: dict[str, Any]) -> None:
     alone = {**settings, "execution": {**settings["execution"], "shard_models": True}}
-    with pytest.raises(ConfigError, match=r"hierarchy\.lps_actors: 1 has no other to share models with"):
+    with pytest.raises(ConfigError, match=r"hierarchy\.lps_actors: is 1, and execution\.shard_models"):
         rayfl.run({**alone, "hierarchy": {"lps_actors": 1}})
 
 
