@@ -508,7 +508,7 @@ def _deal_new_samples(
                 + (
                     "drift fewer clients"
                     if event.reuse
-                    else "set reuse: true or let partition.samples leave some"
+                    else "set reuse: true, or lower partition.samples so that some are left"
                 )
             )
         population = population.dealt(wish.ids, lists, shares, place)
@@ -561,7 +561,7 @@ def permutation(count: int, rng: np.random.Generator) -> Ids:
     return np.roll(drawn, 1) if (drawn == np.arange(count)).all() else drawn
 
 
-_ABSENT_REMEDY = "those whom a join names are absent before it, unless it has returning: true"
+_ABSENT_REMEDY = "clients named in a later join are absent until then, unless it has returning: true"
 
 
 def choose(
@@ -623,7 +623,7 @@ def choose(
         pool = pool[groups[pool] == event.group]
     if not len(pool):
         of_group = "" if event.group is None else f" of group {event.group}"
-        lack = "has left" if isinstance(event, Join) and event.returning else "is left for it"
+        lack = "has left" if isinstance(event, Join) and event.returning else "can be chosen"
         raise ConfigError(where, f"no client{of_group} {lack} after {counted(event.round, 'round')}")
     count = len(pool)
     if event.share is not None:
@@ -633,7 +633,7 @@ def choose(
         if count > len(pool):
             raise ConfigError(
                 f"{where}.clients",
-                f"{count} clients are wanted after {counted(event.round, 'round')}, there are {len(pool)}",
+                f"needs {count} clients after {counted(event.round, 'round')}, but there are {len(pool)}",
                 f"use at most {len(pool)}",
             )
     return np.sort(rng.choice(pool, count, replace=False)).astype(np.int64)

@@ -184,9 +184,9 @@ def check_seed(dataset: Section) -> None:
     """
     seed, fraction, by = (getattr(dataset, name) for name in ("seed", "test_fraction", "test_by"))
     if fraction is None and by is not None:
-        raise ValueError("test_by would change nothing; it says of what test_fraction is")
+        raise ValueError("test_by would change nothing; it is used with test_fraction")
     if fraction is None and seed != type(dataset).model_fields["seed"].default:
-        raise ValueError(f"seed {seed} would change nothing; it draws the test samples of test_fraction")
+        raise ValueError(f"seed {seed} would change nothing; it is used with test_fraction")
 
 
 def draw_tests(

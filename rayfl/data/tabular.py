@@ -104,7 +104,9 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, place: Place) -> Encod
         raise DataError(f"{where}: has no column for a feature besides {', '.join(map(repr, predicted))}")
     misplaced = set(roles.categorical or ()) - set(names)
     if misplaced:
-        raise DataError(f"{where}: column {min(misplaced)!r} is the label or excluded, and no category")
+        raise DataError(
+            f"{where}: column {min(misplaced)!r} is the label or excluded; it cannot be categorical"
+        )
     targets = None if roles.label is not None else _targets(frame, roles.targets, place)
     y: NDArray[np.int64] = np.zeros(len(frame), np.int64)
     class_names: tuple[str, ...] = ()
@@ -187,7 +189,7 @@ def known_values(frame: pd.DataFrame, run_rows: pd.DataFrame, roles: Roles, plac
         if len(unknown):
             value = str(new.iloc[unknown[0]])[:40]
             raise DataError(
-                f"{place(unknown[0])}: column {name!r} is {value!r}, which the run's table has not"
+                f"{place(unknown[0])}: column {name!r} is {value!r}, which is not in the run's table"
             )
         columns[name] = new.astype(old.dtype)
     return pd.DataFrame(columns)
@@ -278,7 +280,7 @@ def _feature(
             )
         return values, None
     if pd.api.types.is_datetime64_any_dtype(column):
-        raise DataError(f"{place(0)}: column {name!r} holds times; exclude it, or make numbers of them")
+        raise DataError(f"{place(0)}: column {name!r} holds times; exclude it, or convert it to numbers")
     if not categorical:
         if roles.categorical is not None:
             raise DataError(f"{place(0)}: column {name!r} holds text; add it to categorical, or exclude it")

@@ -139,7 +139,10 @@ WRONG: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
         lambda f: f.replace({"colour": {"red": "pink"}}),
         r"csv:2: column 'colour' is 'pink', which",
     ),
-    "a class": (lambda f: f.replace({"ill": {2: 3}}), r"csv:3: column 'ill' is '3', which the run's table"),
+    "a class": (
+        lambda f: f.replace({"ill": {2: 3}}),
+        r"csv:3: column 'ill' is '3', which is not in the run's table",
+    ),
     "text": (lambda f: f.assign(age=["old", *f["age"][1:]]), r"csv:2: column 'age' is 'old'; expected a n"),
     "a gap": (lambda f: f.assign(age=[*f["age"][:-1], None]), r"csv:31: column 'age' is empty"),
     "no column": (lambda f: f.drop(columns="age"), r"new.csv: has no column 'age', only hospital, colour"),

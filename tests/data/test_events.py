@@ -488,7 +488,7 @@ def test_what_does_not_fit_the_federation() -> None:
         "events.0.clients: there is no client 10; ids run from 0 to 9"
     )
     twice = [late, {**late, "clients": 10}]
-    assert "events.1.clients: 10 clients are wanted after 10 rounds, there are 9" in refusal(twice)
+    assert "events.1.clients: needs 10 clients after 10 rounds, but there are 9" in refusal(twice)
     assert "no client would be left after 10 rounds" in refusal([{**late, "clients": 10}])
     assert "events.1.clients: client 3 is absent" in refusal(
         [{**late, "clients": [3]}, {**late, "round": 11, "clients": [3]}]
@@ -514,7 +514,7 @@ def test_what_does_not_fit_the_federation() -> None:
 def test_joins_that_cannot_be() -> None:
     join = {"name": "join", "round": 1}
     assert "all 10 clients of the partition would join later" in refusal([{**join, "clients": 10}])
-    assert "11 clients are wanted" in refusal([{**join, "clients": 11}])
+    assert "needs 11 clients" in refusal([{**join, "clients": 11}])
     assert "client 9 joins in another event already" in refusal(
         [{**join, "clients": 1}, {**join, "clients": [9]}]
     )

@@ -66,7 +66,7 @@ def test_an_earlier_run_with_such_a_root_goes_on(tmp_path: Path) -> None:
 def test_a_seed_where_no_test_samples_are_drawn(data: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as raised:
         load({"data": {**data, "seed": 3}})
-    told = "data: seed 3 would change nothing; it draws the test samples of test_fraction"
+    told = "data: seed 3 would change nothing; it is used with test_fraction"
     assert str(raised.value) == told
     without = {name: value for name, value in data.items() if not name.startswith("test_")}
     load({"data": {**without, "seed": 3, "test_fraction": 0.2}})

@@ -509,11 +509,11 @@ def test_tasks_errors() -> None:
     assert "tasks[0] needs 10 samples with labels of other tasks, 0 are left" in refusal(
         alone, labels, None, 10
     )
-    with pytest.raises(ValidationError, match="clients is 5 but the tasks have 1 together"):
+    with pytest.raises(ValidationError, match="clients is 5, but the tasks have 1 in total"):
         make("tasks", tasks=[{"labels": [0], "clients": 1}], clients=5)
     with pytest.raises(ValidationError, match="labels must be different"):
         make("tasks", tasks=[{"labels": [0, 0], "clients": 1}])
-    with pytest.raises(ValidationError, match="samples belongs to each task"):
+    with pytest.raises(ValidationError, match="samples: set it for each task"):
         make("tasks", tasks=[{"labels": [0], "clients": 1}], samples=5)
     with pytest.raises(ValidationError, match=r"tasks\.0\.clients"):
         make("tasks", tasks=[{"labels": [0]}])
@@ -581,15 +581,19 @@ def test_domains_errors() -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("iid", {"spread": 2}, "spread 2.0 would change nothing; it belongs to sizes=lognormal or power"),
-        ("tasks", {"tasks": [{"labels": [0], "clients": 1}], "spread": 2}, "it belongs to sizes=lognormal"),
-        ("domains", {"alpha": 0.1}, "alpha 0.1 would change nothing; it belongs to labels=dirichlet"),
-        ("domains", {"attempts": 9}, "attempts 9 would change nothing; it belongs to labels=dirichlet"),
+        ("iid", {"spread": 2}, "spread 2.0 would change nothing; it is used with sizes=lognormal or power"),
+        ("tasks", {"tasks": [{"labels": [0], "clients": 1}], "spread": 2}, "it is used with sizes=lognormal"),
+        ("domains", {"alpha": 0.1}, "alpha 0.1 would change nothing; it is used with labels=dirichlet"),
+        ("domains", {"attempts": 9}, "attempts 9 would change nothing; it is used with labels=dirichlet"),
         ("difficulty", {"labels": "iid", "attempts": 9}, "attempts 9 would change nothing"),
         ("difficulty", {"alpha": 0.1, "labels": "iid"}, "alpha 0.1 would change nothing"),
-        ("difficulty", {"expert": "logistic", "losses": "x.npy"}, "losses stand in for an expert"),
+        ("difficulty", {"expert": "logistic", "losses": "x.npy"}, "losses replaces the expert"),
         ("sc_niid", {"shards_per_client": 3, "rho": 0.5}, "with rho a client has labels, not shards"),
-        ("sc_niid", {"p": 5, "super_clusters": [[0, 1]]}, "super_clusters are given, not looked for"),
+        (
+            "sc_niid",
+            {"p": 5, "super_clusters": [[0, 1]]},
+            "super_clusters are given, so none are searched for",
+        ),
         (
             "sc_dirichlet",
             {"linkage": "single", "super_clusters": [[0]]},

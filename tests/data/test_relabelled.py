@@ -105,8 +105,8 @@ def test_relabelled_refusals() -> None:
     for fields, message in (
         ({"swaps": [[0, 1]]}, "1 swaps are given for 4 clusters"),
         ({"clusters": 1, "swaps": [[1, 1]]}, "two different labels"),
-        ({"clusters": 2, "swaps": [[0, 1], [1, 0]]}, "every cluster another pair"),
-        ({"clusters": 1, "swaps": [[0, 1]], "relabel": "permute"}, "belongs to relabel=swap"),
+        ({"clusters": 2, "swaps": [[0, 1], [1, 0]]}, "and no pair twice"),
+        ({"clusters": 1, "swaps": [[0, 1]], "relabel": "permute"}, "is used with relabel=swap"),
     ):
         with pytest.raises(ValidationError, match=message):
             make("relabelled", **fields)

@@ -95,7 +95,7 @@ def test_classes_without_samples_belong_to_none() -> None:
 
 def test_super_clusters_that_cannot_be_are_refused() -> None:
     samples = planted()
-    with pytest.raises(ConfigError, match="6 super-clusters of 5 classes; 1 to 5 can be"):
+    with pytest.raises(ConfigError, match="6 super-clusters of 5 classes; use 1 to 5"):
         class_super_clusters(samples, n=6)
     with pytest.raises(ConfigError, match="give one of them"):
         class_super_clusters(samples, n=2, threshold=3.0)

@@ -107,7 +107,7 @@ def class_super_clusters(
     present, angles = class_angles(samples, p, proximity, per_class)
     if n is not None and not 1 <= n <= len(present):
         raise ConfigError(
-            "super-clusters", f"{n} super-clusters of {len(present)} classes", f"1 to {len(present)} can be"
+            "super-clusters", f"{n} super-clusters of {len(present)} classes", f"use 1 to {len(present)}"
         )
     if len(present) == 1:
         return SuperClusters((present,), present, angles, np.empty((0, 4)))

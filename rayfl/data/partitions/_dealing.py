@@ -85,7 +85,7 @@ class SizedPartition(Partition):
 
     @model_validator(mode="after")
     def _spread_of_sizes(self) -> SizedPartition:
-        only_with(self, "spread", self.sizes != "equal", "it belongs to sizes=lognormal or power")
+        only_with(self, "spread", self.sizes != "equal", "it is used with sizes=lognormal or power")
         return self
 
     def client_sizes(

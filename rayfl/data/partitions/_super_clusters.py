@@ -68,14 +68,21 @@ class SuperClusterPartition(Partition):
                 f"{' and '.join(chosen)} are given; one of them says what the super-clusters are"
             )
         for setting in ("proximity", "linkage", "p", "samples_per_class"):
-            only_with(self, setting, self.super_clusters is None, "super_clusters are given, not looked for")
+            only_with(
+                self,
+                setting,
+                self.super_clusters is None,
+                "super_clusters are given, so none are searched for",
+            )
         return self
 
     def find(self, samples: Samples) -> tuple[tuple[int, ...], ...]:
         """The super-clusters: as given, or found in the data.
 
         Raises:
-            DataError: if they are not super-clusters of these data.
+            ConfigError: if more are to be found than there are classes.
+            DataError: if those given are not super-clusters of these data, or the data have no angles
+                between classes.
         """
         if self.super_clusters is not None:
             _check_given(self.super_clusters, samples)

@@ -52,8 +52,8 @@ class Difficulty(Partition):
     @model_validator(mode="after")
     def _refuse_unused_settings(self) -> Difficulty:
         for setting in ("alpha", "attempts"):
-            only_with(self, setting, self.labels == "dirichlet", "it belongs to labels=dirichlet")
-        only_with(self, "expert", self.losses is None, "losses stand in for an expert")
+            only_with(self, setting, self.labels == "dirichlet", "it is used with labels=dirichlet")
+        only_with(self, "expert", self.losses is None, "losses replaces the expert")
         only_with(self, "expert", self.ordered > 0, "with ordered=0 nothing is assigned by difficulty")
         return self
 

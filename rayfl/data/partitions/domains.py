@@ -62,7 +62,7 @@ class Domains(SizedPartition):
         if self.labels == "dirichlet" and self.sizes != "equal":
             raise ValueError("labels=dirichlet decides the sizes of the clients itself; leave sizes out")
         for setting in ("alpha", "attempts"):
-            only_with(self, setting, self.labels == "dirichlet", "it belongs to labels=dirichlet")
+            only_with(self, setting, self.labels == "dirichlet", "it is used with labels=dirichlet")
         return self
 
     @override

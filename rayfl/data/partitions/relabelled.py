@@ -47,13 +47,13 @@ class Relabelled(SizedPartition):
         if self.swaps is None:
             return self
         if self.relabel != "swap":
-            raise ValueError("swaps belongs to relabel=swap")
+            raise ValueError("swaps would change nothing; it is used with relabel=swap")
         if len(self.swaps) != self.clusters:
             raise ValueError(f"{len(self.swaps)} swaps are given for {self.clusters} clusters")
         if any(a == b for a, b in self.swaps) or len({frozenset(pair) for pair in self.swaps}) < len(
             self.swaps
         ):
-            raise ValueError("a swap names two different labels, and every cluster another pair")
+            raise ValueError("swaps: expected two different labels for each cluster, and no pair twice")
         return self
 
     @override

@@ -76,11 +76,11 @@ class Tasks(SizedPartition):
         total = sum(task.clients for task in self.tasks)
         if self.clients != total:
             raise ValueError(
-                f"clients is {self.clients} but the tasks have {total} together; leave clients out"
+                f"clients is {self.clients}, but the tasks have {total} in total; leave clients out"
             )
         if self.samples is not None:
             raise ValueError(
-                "samples belongs to each task: tasks: [{labels: ..., clients: ..., samples: ...}]"
+                "samples: set it for each task: tasks: [{labels: ..., clients: ..., samples: ...}]"
             )
         return self
 
