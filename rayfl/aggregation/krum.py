@@ -29,7 +29,7 @@ class Krum(Aggregation):
     m: int = Field(1, ge=1, description="clients whose mean is taken (m); 1: Krum, more: Multi-Krum")
 
     def check(self, clients: int) -> None:
-        """``n >= 2 f + 3``."""
+        """Refuse too few clients: ``n >= 2 f + 3`` is needed."""
         needed = 2 * self.f + 3 if self.f else 1
         if clients < needed:
             what = f"{self.f} needs {needed} clients (2 f + 3), and {clients} contribute to a model"

@@ -54,7 +54,7 @@ class RandomClustering(OneShotClustered):
         newcomers: NDArray[np.int64],
         clients: Clients,
     ) -> NDArray[np.int64]:
-        """Newcomers send their signatures; each is drawn into the cluster of some old client."""
+        """Newcomers send their signatures, but each joins the cluster of an old client drawn at random."""
         signed = super().find(setup, state, old, newcomers, clients) >= 0
         draws = [generator(setup.seed, "random newcomer", client).random() for client in newcomers.tolist()]
         drawn = state.assignment[old[(np.array(draws) * len(old)).astype(np.int64)]]

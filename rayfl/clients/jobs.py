@@ -311,10 +311,11 @@ class GroupReport:
 class AdaptJob:
     """Fine-tune the models ``("model", k)`` of a block of clients, and test the result, or return it.
 
+    Attributes that are not listed here are those of :class:`TrainJob`.
+
     Attributes:
         on: the data to test on.
         batch_size: samples in a forward pass.
-        others: see :class:`TrainJob`.
     """
 
     round: int
@@ -403,7 +404,12 @@ class EvalJob:
     The models ``("model", k)`` and the objects with client state ``("state", number)`` are sent with it.
 
     Attributes:
-        only_losses: whether nothing but the losses is asked for.
+        passes: the model and the samples of each forward pass.
+        batch_size: samples in a forward pass.
+        layout: of the states.
+        local: the local objective, which may replace a model by the client's own.
+        part: whether the samples are training or test samples.
+        only_losses: whether to compute only losses.
     """
 
     passes: tuple[ForwardPass, ...]

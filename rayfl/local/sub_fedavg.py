@@ -121,7 +121,7 @@ class SubFedAvg(LocalObjective):
                 "partition.validation", what, "set a share such as 0.1, or local.accuracy=0 to prune anyway"
             )
         if training.epochs == 1 and self.distance:
-            what = "the first epoch is the last: Sub-FedAvg's two masks are one, and nothing is ever pruned"
+            what = "with one epoch Sub-FedAvg's two candidate masks are equal, so nothing is ever pruned"
             raise ConfigError("training.epochs", what, "at least 2, or local.distance=0")
 
     def work(self, work: LocalWork) -> LocalWork:

@@ -358,7 +358,7 @@ def _layer_intervals(
                     raise ConfigError("model.layers", what)
                 owner[name] = layer
     if homeless := [name for name in places if name not in owner]:
-        what = f"{model.name_of()}: in no layer: {', '.join(homeless)}"
+        what = f"{model.name_of()} has tensors in no layer: {', '.join(homeless)}"
         raise ConfigError("model.layers", what)
     return {
         layer: _join_intervals(

@@ -51,7 +51,7 @@ class OwnModule(OwnNetwork):
     def outline(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         module = super().outline(shape, classes)
         if module is super().outline(shape, classes):
-            what = f"{self.target} returns the same network again and again"
+            what = f"{self.target} returns the same network object in every call"
             raise ConfigError("model.target", what, "build a new one in each call, or return a deep copy")
         return module
 

@@ -66,7 +66,7 @@ class Curriculum(Ordering):
     @model_validator(mode="after")
     def _expert_for_its_score(self) -> Curriculum:
         if (self.score == "expert") != (self.expert is not None):
-            raise ValueError("score 'expert' and the expert's file go together")
+            raise ValueError("score 'expert' needs the file 'expert', which other scores do not use")
         return self
 
     @property

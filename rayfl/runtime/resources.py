@@ -468,7 +468,7 @@ def plan_resources(
     if worker * actors > available.memory:
         raise ConfigError(
             "execution.actors",
-            f"{counted(actors, 'actor')} of {size(worker)}: more than the {size(available.memory)} there are",
+            f"{counted(actors, 'actor')} of {size(worker)} each do not fit in {size(available.memory)}",
             f"execution.actors={max(1, int(available.memory / worker))} would fit",
         )
     return ResourcePlan(

@@ -93,7 +93,7 @@ def plan(algorithm: Algorithm[Any], setup: Setup, state: Any, cohort: NDArray[np
     _check_integers(where, "group", cohort_plan.group, count, state.models)
     _check_served(where, "start", cohort_plan.start, np.arange(count), (count, state.models))
     if sp.issparse(cohort_plan.start) and setup.local.server_size(setup.spec):
-        what = f"clients start from mixtures, and {setup.local.name} keeps a vector beside each model"
+        what = f"clients start from mixtures, and {setup.local.name} keeps a vector with each model"
         raise ConfigError(where, what, "leave it out of the method's objectives")
     return cohort_plan
 
@@ -145,7 +145,7 @@ def _check_regrouping(where: str, found: Regrouping[Any]) -> None:
         raise ConfigError(where, what, f"expected 0 to {models - 1}")
     if np.shape(found.parents) != (models,):
         what = f"parents is {type_of(found.parents)}"
-        raise ConfigError(where, what, f"expected one parent a model ({models},)")
+        raise ConfigError(where, what, f"expected one parent per model ({models},)")
 
 
 def work(algorithm: Algorithm[Any], setup: Setup, state: Any) -> LocalWork:

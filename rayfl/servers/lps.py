@@ -576,7 +576,7 @@ class _NextModel:
         job: the job.
         model: the old model ``(P,)``.
         row: its row of ``A W``.
-        own: the server step, if any.
+        model_step: the server step, if any.
 
     Attributes:
         trained: whether any client contributes; if not, pieces need not be taken.

@@ -282,8 +282,8 @@ class ClientQueries:
         if len(other):
             first, second = (called(self.federation.names, clients[i]) for i in (0, other[0]))
             raise DataError(
-                f"{name}.compute: the signature of client {first} has {counted(floats[0], 'number')}, "
-                f"that of client {second} {floats[other[0]]:,}; vectors must be equally long"
+                f"{name}.compute: the signature of client {first} has {counted(floats[0], 'number')}, that "
+                f"of client {second} has {floats[other[0]]:,}; all must have equally many"
             )
 
     def _relations(self, signatures: Signatures) -> list[Ref]:

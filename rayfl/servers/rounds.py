@@ -470,7 +470,8 @@ def _combine_blocks(report: ClientReport, *blocks: NDArray[np.floating]) -> NDAr
 
 def unadapted(text: str) -> str:
     """The message about a client that could not adapt its model, from the traceback."""
-    return f"failed as it adapted its model, and is tested without that: {text.strip().splitlines()[-1]}"
+    error = text.strip().splitlines()[-1]
+    return f"failed while adapting its model, so it is tested without adaptation: {error}"
 
 
 def _round_report(

@@ -42,7 +42,7 @@ class Tune(Section):
         0.1,
         gt=0,
         lt=1,
-        description="fraction of each client's training samples held out for it, unless the base sets one",
+        description="share of each client's samples held out to tune on, unless partition.validation is set",
     )
     seeds: tuple[int, ...] = Field(
         (100,), min_length=1, description="seeds of the runs that choose; a list or text"
@@ -135,7 +135,8 @@ class Report(Section):
         description="numbers of a run's summary; rounds_to: 80, bytes_to: 80: until that mean accuracy",
     )
     by: tuple[str, ...] = Field(
-        (), description="axes of the grid that have columns of their own; the others rows"
+        (),
+        description="axes of the grid that become columns of the table; the other axes become rows",
     )
     reference: str | None = Field(
         None, description="the method with which all others are compared; default: the first"
@@ -191,7 +192,7 @@ class Expected(Section):
 
     source: str = Field(min_length=1, description="paper and table")
     protocol: str = Field("", description="which model was tested when, on what, if the source says so")
-    column: str = Field("accuracy_mean", description="the number of ours to compare with")
+    column: str = Field("accuracy_mean", description="the column with the number to compare with")
     figures: dict[str, float | dict[str, float]] = Field(
         min_length=1, description="by method; or by method and point of the grid"
     )

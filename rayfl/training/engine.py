@@ -81,7 +81,7 @@ class Engine(Protocol):
         """
 
     def one_by_one(self, clients: int) -> bool:
-        """Whether a block of so many clients trains one at a time, so that splitting it changes no bit."""
+        """Whether a block of this many clients trains one by one, so that splitting it changes no bit."""
 
 
 class Opener(Protocol):

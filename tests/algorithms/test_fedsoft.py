@@ -222,7 +222,7 @@ def test_a_start_that_is_no_mixture_is_refused() -> None:
         with pytest.raises(ConfigError, match=message):
             hooks.plan(method, s, state, np.arange(6))
     scaffold = replace(s, local=load({"algorithm": "scaffold"}).local)
-    with pytest.raises(ConfigError, match="scaffold keeps a vector beside each model"):
+    with pytest.raises(ConfigError, match="scaffold keeps a vector with each model"):
         hooks.plan(method, scaffold, shared([[0.5, 0.5]] * 6), np.arange(6))
     ready = hooks.plan(method, s, shared([[0.5, 0.5]] * 6), np.arange(6))
     assert isinstance(ready, Plan)

@@ -348,7 +348,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "clusters, parents": (
         {"algorithm": Regroups(what="parents")},
-        r"bad_clusters.recluster: parents is an array of int64 \(3,\); expected one parent a model \(2,\)",
+        r"bad_clusters.recluster: parents is an array of int64 \(3,\); expected one parent per model \(2,\)",
     ),
     "misspelt": (
         {"algorithm": Misspelt()},
@@ -421,7 +421,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "chance": (
         {"model": Chance},
-        r"model: forward returns other outputs each time for the same samples in evaluation; draw",
+        r"model: forward returns different outputs for the same samples in evaluation; draw",
     ),
     "work": ({"algorithm": NoWork()}, r"bad_work.work: returned nothing \(None\); expected a LocalWork"),
     "reports": ({"algorithm": Number()}, r"bad_answers.reports: 'x' is an int; expected a ClientReport"),
@@ -438,7 +438,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "signatures, lengths": (
         {"algorithm": "pacfl", "clustering": {"signature": Ragged(), "proximity": "euclidean"}},
-        r"bad_lengths.compute: the signature of client 0 has \d+ numbers, that of client \d \d+; vectors",
+        r"bad_lengths.compute: the signature of client 0 has \d+ numbers, that of client \d has \d+; all",
     ),
     "gradient": ({"loss": Constant()}, r"bad_gradient.each: returned a loss through which no gradient flows"),
     "no loss": ({"loss": Empty()}, r"loss: bad_empty.each is missing in class Empty"),

@@ -190,7 +190,7 @@ def test_methods_take_any_loss_and_go_on_where_they_stopped(given: list[str], tm
 
 
 REFUSED: dict[str, list[str]] = {
-    "loss.name: 'cross_entropy' is of classes (integers": ["loss=cross_entropy"],
+    "loss.name: 'cross_entropy' is a loss for classes (integers": ["loss=cross_entropy"],
     "partition: 'dirichlet' needs classes": ["partition={name: dirichlet, clients: 4}"],
     "partition: 'label_skew' needs classes": ["partition={name: label_skew}"],
     "algorithm: 'flis_dc' needs classes": ["algorithm={name: flis_dc, beta: 0.5}"],
@@ -221,7 +221,9 @@ def test_what_needs_classes_is_refused_in_a_line(message: str, tmp_path: Path) -
 
 
 def test_a_loss_of_numbers_on_classes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'mse' is of numbers .*; digits has classes .*; use one of cr"):
+    with pytest.raises(
+        ConfigError, match=r"'mse' is a loss for numbers .*; digits has classes .*; use one of cr"
+    ):
         rayfl.run({**settings(tmp_path, "mse"), "data": "digits"})
 
 

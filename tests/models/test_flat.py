@@ -201,7 +201,11 @@ class Doubles(Model):
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [(Overlapping(), "two layers"), (Incomplete(), r"in no layer: fc2\.weight"), (Doubles(), "float64")],
+    [
+        (Overlapping(), "two layers"),
+        (Incomplete(), r"tensors in no layer: fc2\.weight"),
+        (Doubles(), "float64"),
+    ],
 )
 def test_a_broken_declaration_is_refused(model: Model, message: str):
     with pytest.raises(ConfigError, match=message):

@@ -139,7 +139,7 @@ def test_layers_may_be_given() -> None:
     assert list(spec_of(own("Net", layers={"one": first, "two": ["body", "head"]})).layers) == ["one", "two"]
     with pytest.raises(ConfigError, match=r"model.layers.one: the network has no 'hed'; did you mean 'head'"):
         spec_of(own("Net", layers={"one": ["hed"]}))
-    with pytest.raises(ConfigError, match=r"model.layers: module: in no layer: body\.0\.weight"):
+    with pytest.raises(ConfigError, match=r"model.layers: module has tensors in no layer: body\.0\.weight"):
         spec_of(own("Net", layers={"one": [*first, "head"]}))
     with pytest.raises(ConfigError, match=r"stem.weight belongs to two layers"):
         spec_of(own("Net", layers={"one": first, "two": ["stem", "body", "head"]}))
@@ -194,8 +194,8 @@ def test_over_vectors_all_channels_are_one_group() -> None:
         ({"fault": "raises"}, "model.target: .*Flat cannot be built: ValueError: not today$"),
         ({"fault": "double"}, "fc.weight is torch.float64; only float32"),
         ({"fault": "frozen"}, "fc.bias has requires_grad=False; every parameter is trained"),
-        ({"fault": "infinite"}, r"mask starts with infinite numbers; .*persistent=False"),
-        ({"fault": "draws"}, "fc.bias starts with other numbers each time"),
+        ({"fault": "infinite"}, r"mask starts with NaN or infinity; .*persistent=False"),
+        ({"fault": "draws"}, "fc.bias starts with different numbers each time"),
         ({"fault": "empty"}, "the network has no parameters"),
         ({"fault": "shape"}, r"forward fails for a batch of shape \(2, 3, 8, 8\): RuntimeError: mat1"),
         ({"fault": "tuple"}, "forward returns a tuple; expected a tensor"),
@@ -426,7 +426,7 @@ def test_a_function_that_returns_one_network_for_all_is_refused(tmp_path, monkey
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("same", "cached"):
-        with pytest.raises(ConfigError, match="returns the same network again and again"):
+        with pytest.raises(ConfigError, match="returns the same network object in every call"):
             ModelSpec.of(MODELS["module"](target=f"one_for_all:{name}"), (4,), 2, 0)
 
 

@@ -192,7 +192,7 @@ def test_clients_that_cannot_adapt_are_tested_without_that(
     for name in ("accuracy_last", "accuracy_finetuned", "local_accuracy_last"):
         assert result.clients[name].notna().all()
         assert (result.clients[name][there] == plain.clients[name][there]).all()
-    words = "failed as it adapted its model, and is tested without that: ValueError: boom"
+    words = "failed while adapting its model, so it is tested without adaptation: ValueError: boom"
     assert {(round, *ids, text) for round, ids, text in notes} == (
         {(1, 2, words)} if algorithm == "fedavg" else {(0, 2, words), (1, 2, words)}
     )

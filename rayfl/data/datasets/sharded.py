@@ -46,7 +46,7 @@ class Sharded(Dataset):
     shape: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None,
         min_length=1,
-        description="of a sample, such as [1, 28, 28], for Parquet, which has rows of numbers only",
+        description="shape of a sample, such as [1, 28, 28], for Parquet, which has rows of numbers only",
     )
     cache_gb: float = Field(1.0, ge=0, description="memory for decoded shards in each process")
 

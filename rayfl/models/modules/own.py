@@ -42,7 +42,7 @@ def check_tensors(module: nn.Module, again: nn.Module) -> None:
         raise ConfigError(_WHERE, "the network has no parameters")
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
-            remedy = "every parameter is trained; what is not to be is a buffer"
+            remedy = "every parameter is trained; register a tensor that is not as a buffer"
             raise ConfigError(_WHERE, f"{name} has requires_grad=False", remedy)
     state, other_state = module.state_dict(), again.state_dict()
     for name, tensor in state.items():
@@ -51,11 +51,11 @@ def check_tensors(module: nn.Module, again: nn.Module) -> None:
         if tensor.is_meta:
             raise ConfigError(_WHERE, f"{name} has no values (device meta)", "build the network on the CPU")
         if not tensor.isfinite().all():
-            remedy = "a buffer that is not part of the model: register_buffer(..., persistent=False)"
-            raise ConfigError(_WHERE, f"{name} starts with infinite numbers", remedy)
+            remedy = "keep a table out of the model by register_buffer(..., persistent=False)"
+            raise ConfigError(_WHERE, f"{name} starts with NaN or infinity", remedy)
         if not torch.equal(tensor, other_state[name]):
             remedy = "draw from torch's global generator, which is seeded"
-            raise ConfigError(_WHERE, f"{name} starts with other numbers each time", remedy)
+            raise ConfigError(_WHERE, f"{name} starts with different numbers each time it is built", remedy)
 
 
 def _required_inputs(module: nn.Module) -> list[str]:
@@ -100,8 +100,8 @@ def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task:
     if not outputs.isfinite().all():
         raise ConfigError(_WHERE, "forward returns NaN or infinity for inputs between 0 and 1")
     if not torch.equal(outputs, repeated):
-        what = "forward returns other outputs each time for the same samples in evaluation"
-        remedy = "draw random numbers in training alone, as F.dropout(x, p, self.training) does"
+        what = "forward returns different outputs for the same samples in evaluation"
+        remedy = "draw random numbers only in training, as F.dropout(x, p, self.training) does"
         raise ConfigError(_WHERE, what, remedy)
 
 
@@ -110,7 +110,7 @@ def _call_or_refuse(what: str, call: Callable[[], Any], x: Tensor) -> Any:
         return call()
     except (Exception, SystemExit) as error:
         text = f"{what} fails for a batch of shape {tuple(x.shape)}: {one_line(error)}"
-        raise ConfigError(_WHERE, text, "does the network suit these data?") from error
+        raise ConfigError(_WHERE, text, "does it take samples of this shape and type?") from error
 
 
 def _check_logits(logits: object, expected: tuple[int, ...]) -> None:
@@ -118,7 +118,7 @@ def _check_logits(logits: object, expected: tuple[int, ...]) -> None:
         raise ConfigError(_WHERE, f"forward returns {type_of(logits)}", "expected a tensor of logits")
     if tuple(logits.shape) != expected:
         what = f"forward returns shape {tuple(logits.shape)} for {counted(expected[0], 'sample')}"
-        kind = "class" if len(expected) == 2 else "word, at each place"
+        kind = "class" if len(expected) == 2 else "word and position"
         raise ConfigError(_WHERE, what, f"expected logits of shape {expected}: one per {kind}")
     if logits.dtype != torch.float32:
         raise ConfigError(_WHERE, f"forward returns {logits.dtype}", "expected torch.float32")

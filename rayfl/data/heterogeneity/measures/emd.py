@@ -25,7 +25,9 @@ class Emd(Measure):
 
     name: Literal["emd"] = "emd"
     samples: int | None = Field(None, ge=1, description="maximum number of samples per client; null: all")
-    ground: Literal["labels", "order"] = Field("labels", description="how far labels are from one another")
+    ground: Literal["labels", "order"] = Field(
+        "labels", description="labels: all are equally far apart; order: c and d are |c - d| / (C - 1) apart"
+    )
 
     @override
     def summary(self, x: NDArray[np.float32], y: NDArray[np.int64], classes: int, common: Any) -> Array:
