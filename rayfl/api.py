@@ -100,8 +100,8 @@ def run_once(config: Config, name: str, on_event: Listener = lambda event: None)
     if recorded_config.rounds != config.rounds:
         raise ConfigError(
             "rounds",
-            f"{path} was resumed with {recorded_config.rounds:,} rounds, {config.rounds:,} are wanted",
-            "move it to another folder",
+            f"{path} was resumed with {recorded_config.rounds:,} rounds, but this run has {config.rounds:,}",
+            "move that directory to another folder",
         )
     execution = config.execution.model_dump(mode="json", exclude={"address"})
     settings = [f"execution.{key}={json.dumps(value)}" for key, value in execution.items()]
@@ -144,7 +144,7 @@ def resume(
     for text in overrides:
         if text.split("=")[0].split(".")[0].strip() not in CHANGEABLE:
             if Path(text).is_dir():
-                raise ConfigError(text, "one run is resumed at a time", f"resume {directory.path} alone")
+                raise ConfigError(text, "one run at a time can be resumed", f"resume {directory.path} alone")
             raise ConfigError(
                 text, "cannot be changed in a resumed run", "rounds, execution.* and output.* can"
             )
@@ -189,7 +189,7 @@ def _check_execution(recorded: Config, config: Config, say: Listener) -> None:
     was, now = device_of(recorded), device_of(config)
     if now != was:
         trained = f"clients trained on {_DEVICES[was]}, and now train on {_DEVICES[now]}"
-        say(Note(f"{trained}: these round differently, so the bits are not those of a run on one of them"))
+        say(Note(f"{trained}: these round differently, so the last bits of results may differ"))
 
 
 def _saving_plugins(directory: RunDirectory, on_event: Listener) -> Listener:

@@ -443,11 +443,11 @@ class RunDirectory:
         recorded = self.division(stages)
         if division(stages[0].federation, stages[-1].federation) != recorded["clients"]:
             raise DataError(
-                f"{self.path}: the clients have other samples than when the run began: a file or a function "
-                "gives something else now; bring back the old one, or begin a new run"
+                f"{self.path}: the clients have other samples than when the run began: a file or function of "
+                "the data has changed; restore it, or begin a new run"
             )
         if fingerprint(stages[0].federation.samples) != recorded["data"]:
-            say("the dataset has other contents than when the run began; it goes on with these")
+            say("the dataset has other contents than when the run began; the run goes on with these")
 
     def republish(self) -> None:
         """Publish the run, if it belongs on object storage and no process is running it.

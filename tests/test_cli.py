@@ -440,7 +440,7 @@ def test_what_can_be_done_with_finished_runs(finished, rayfl, tmp_path, monkeypa
     assert rayfl("resume", str(runs[0]), "roundz=5").code == 2
     answer = rayfl("resume", str(runs[0]), str(runs[1]))  # as a pattern of the shell may give them
     assert answer.code == 2
-    assert f"{runs[1]}: one run is resumed at a time" in answer.err
+    assert f"{runs[1]}: one run at a time can be resumed" in answer.err
 
     answer = rayfl("resume", str(runs[0]), "rounds=3")
     assert answer.code == 0

@@ -182,10 +182,10 @@ class Execution(Section):
     )
     block_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="clients in a block, the unit of scheduling; auto: a sixteenth of the cohort (at most "
-        "64, or as many as have work of 10 million parameters x samples x epochs together), or an eighth or "
-        "quarter, without a limit, where a block would have less work than that; a cluster's last block may "
-        "be smaller",
+        description="clients in a block, the unit of scheduling; auto: a sixteenth of the cohort, at most 64 "
+        "or as many as have together 10 million (on a GPU 4 billion) parameters x samples x epochs of work; "
+        "an eighth or a quarter, without that limit, where a block would have less work; a cluster's last "
+        "block may be smaller",
     )
     fan_in: Annotated[int, Field(ge=2)] | None = Field(
         None,

@@ -154,7 +154,7 @@ class Driver:
 
     def _rounds(self, state: ServerState) -> ServerState:
         """Run all remaining rounds; returns the state after the last."""
-        # Killed after its last checkpoint, before the final tables were written
+        # The run was killed after its last checkpoint, before the final tables were written.
         if state.round >= self.config.rounds:
             self._tested_with(state)
         every = self.config.output.checkpoint_every
@@ -269,7 +269,7 @@ class Driver:
             changed = np.union1d(stage.joined, stage.drifted)
             failures = self._missing_signatures(state, number, changed)
             if len(failures) > self.config.execution.tolerate_failures:
-                raise DataError(f"after {stage.round} rounds {failures[min(failures)]}")
+                raise DataError(f"after {counted(stage.round, 'round')}: {failures[min(failures)]}")
 
     def _missing_signatures(
         self, state: ServerState, stage: int, changed: NDArray[np.int64]
@@ -353,7 +353,7 @@ class Driver:
                 raise ConfigError(
                     f"{self.run_dir.path / 'config.yaml'}: {name}",
                     f"is {now!r}, but the run was begun with {was!r}",
-                    "put it back, or begin a new run",
+                    "restore the old value, or begin a new run",
                 )
 
     def round(self, state: ServerState) -> ServerState:
@@ -423,7 +423,7 @@ class Driver:
         return next_state
 
     def _note_absent_servers(self, state: ServerState) -> None:
-        """Say if an outage begins of clusters that do not exist: only now it is known how many there are."""
+        """Note if an outage that begins names clusters that do not exist: their number is known only now."""
         for outage in self.setup.outages:
             absent = [server for server in outage.servers if server >= state.models]
             if self.setup.edges is None and outage.round == state.round and absent:
@@ -450,7 +450,7 @@ class Driver:
             what = (
                 f"{type(server_step).__name__} of {algorithm.name} is not elementwise: it needs whole models"
             )
-            raise ConfigError("execution.shard_models", what, "it must be false")
+            raise ConfigError("execution.shard_models", what, "set it to false")
         training = hooks.server_training(algorithm, setup, state)
         client_reports = hooks.reports(algorithm, setup, state)
         return Round(
@@ -675,7 +675,7 @@ class Driver:
                 raise RayflError(f"{self.run_dir.path}: there is no client {client}; {valid_ids}")
             raise RayflError(
                 f"{self.run_dir.path}: client {client} was absent after round {state.round}; "
-                f"{len(present)} of the clients 0 to {self.setup.clients - 1} were"
+                f"{len(present)} of the clients 0 to {self.setup.clients - 1} were present"
             )
         this_round, models = self._last_round(state), self._tested_with(state)
         adapting = self._adaptation_round(

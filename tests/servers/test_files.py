@@ -514,7 +514,7 @@ def test_a_run_goes_on_only_with_the_settings_that_it_was_begun_with(settings: d
     path = run(settings).path
     changed = yaml.safe_load((path / "config.yaml").read_text()) | {"rounds": 5}
     (path / "config.yaml").write_text(yaml.safe_dump({**changed, "seed": 4}))
-    with pytest.raises(ConfigError, match=r"seed: is 4, but the run was begun with 3; put it back"):
+    with pytest.raises(ConfigError, match=r"seed: is 4, but the run was begun with 3; restore"):
         resume(path)
     (path / "config.yaml").write_text(yaml.safe_dump(changed))
     assert resume(path).summary["rounds"] == 5

@@ -194,7 +194,9 @@ def blank(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> dict[str
 def test_a_newcomer_without_a_signature_is_named_before_anything_is_trained(
     blank: dict[str, Any], tmp_path: Any
 ) -> None:
-    with pytest.raises(DataError, match=r"after 2 rounds client 8: subspace signature: all samples are zero"):
+    with pytest.raises(
+        DataError, match=r"after 2 rounds: client 8: subspace signature: all samples are zero"
+    ):
         run(blank)
     assert not list(tmp_path.glob("t-*")), "nothing is left of it"
 
@@ -245,7 +247,7 @@ def test_a_run_that_is_resumed_names_it(blank: dict[str, Any], monkeypatch: pyte
             run(blank)
     (path,) = RunDirectory(blank["output"]["root"]).path.glob("t-*")
     assert Checkpoint.load(checkpoints(path / "checkpoints")[-1]).state.round == 2
-    with pytest.raises(DataError, match="after 2 rounds client 8: subspace signature"):
+    with pytest.raises(DataError, match="after 2 rounds: client 8: subspace signature"):
         resume(path)
     assert resume(path, ["execution.tolerate_failures=1"]).clients["cluster"][8] == 0
     assert np.isfinite(last(Result(path)).models).all()

@@ -354,7 +354,7 @@ def test_a_run_that_was_resumed_with_more_rounds_is_another_one(tmp_path: Path) 
     assert began == ["FedAvg, seed 0"]
     assert again.results.finished == 0
     (error,) = again.failed.values()
-    assert "was resumed with 3 rounds, 2 are wanted; move it to another folder" in error
+    assert "was resumed with 3 rounds, but this run has 2; move that directory" in error
     shutil.move(folder, tmp_path / "longer")
     assert run(tmp_path, tmp_path / "out", **changes)[0].results.finished == 1
 
