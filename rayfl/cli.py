@@ -266,7 +266,8 @@ def study(
 
     prepared = prepare(read(file, size, overrides or [], only or [], seeds))
     if check and not prepared.statements:
-        raise ConfigError("--check", "the study claims nothing", "add claims, or figures with a tolerance")
+        what, remedy = "the study has no claims to check", "add claims, or expected figures with a tolerance"
+        raise ConfigError("--check", what, remedy)
     if dry_run:
         _show_estimate(prepared, jobs, archive)
         return

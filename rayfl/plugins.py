@@ -223,8 +223,8 @@ def restore(
                 _forget(name)
             raise ConfigError(
                 f"plug-in {recorded.given}",
-                f"{other_file} was imported, and is another version than that of {run}",
-                "restart Python, and read the run before that is imported",
+                f"this process has imported {other_file}, which differs from the version of {run}",
+                "restart Python, and read the run before importing that file",
             )
     _register_parts(sys.modules[name], registries)
 
@@ -277,7 +277,7 @@ def _stray_file(plugin: Plugin) -> str | None:
 
 
 def refuse_old(named: Iterable[str]) -> None:
-    """Refuse plug-ins of which this process has imported an old version, to read an earlier run.
+    """Refuse plug-ins of which this process has imported an old version in order to read an earlier run.
 
     Args:
         named: modules and files, or targets in them, that the config of a new run names.
@@ -300,7 +300,7 @@ def refuse_old(named: Iterable[str]) -> None:
                 continue
             raise ConfigError(
                 f"plug-in {source}",
-                f"has changed since {run} kept the version that was imported to read it",
+                f"this process has imported the version saved in {run}, which differs from the present file",
                 "restart Python",
             )
 
@@ -420,7 +420,7 @@ def _import_plugin(given: str, where: str) -> ModuleType:
             folder = Path(os.path.abspath(os.path.expanduser(given))).parent
         plugin = _plugin_of(_import_module(name, given, where, folder), given)
         if (stray := _stray_file(plugin)) is not None:
-            what = f"{given}: another version of what it imports has been imported ({stray})"
+            what = f"{given}: it imports a file of which this process has another version ({stray})"
             raise ConfigError(where, what, "restart Python, or rename the file")
         _loaded[name] = plugin
         _restored.pop(name, None)
@@ -513,7 +513,8 @@ def _import_module(name: str, given: str, where: str, folder: Path | None) -> Mo
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name + ".").startswith(error.name + "."):
-            raise ConfigError(where, f"no module named {name!r} here, nor installed") from None
+            what = f"no module named {name!r} in the current folder or among the installed packages"
+            raise ConfigError(where, what) from None
         raise broken(error, given) from None
     except (Exception, SystemExit) as error:
         raise broken(error, given) from None
@@ -533,8 +534,8 @@ def refuse_while_importing() -> None:
     if _importing:
         raise ConfigError(
             _importing[-1],
-            "starts a run when it is imported, as all processes of a run do",
-            'put that below: if __name__ == "__main__":',
+            "starts a run when it is imported, and every process of that run would import it again",
+            'put the call below: if __name__ == "__main__":',
         )
 
 

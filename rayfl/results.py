@@ -115,7 +115,7 @@ class Result:
         from safetensors.torch import load_file
 
         if (client is None) == (cluster is None):
-            raise ConfigError("model", "takes a client or a cluster", "as in model(client=3)")
+            raise ConfigError("model", "takes either a client or a cluster", "as in model(client=3)")
         _, host = self._built
         if client is not None:
             tensors = self.client_model(client, finetuned)

@@ -209,7 +209,7 @@ def test_only_modules_of_the_folder_are_packed(folder, tmp_path):
 
 BAD = {
     "no file": ("missing.py", {}, "plugins: missing.py: no such file"),
-    "no module": ("no_such_module", {}, "plugins: no module named 'no_such_module' here, nor installed"),
+    "no module": ("no_such_module", {}, "plugins: no module named 'no_such_module' in the current"),
     "syntax": ("own_s.py", {"own_s": "a = 1\ndef f(:\n"}, r"own_s.py:2: not Python: "),
     "raises": ("own_r.py", {"own_r": "x = 1\nx / 0\n"}, r"own_r.py:2: ZeroDivisionError: division by zero"),
     "raises below": (
@@ -254,7 +254,7 @@ BAD = {
         {"own-x": ""},
         r"plugins: own-x.py: 'own-x' is not a module's name; rename",
     ),
-    "half of a package": ("own_p.no", {"own_p_in___init__": ""}, r"no module named 'own_p.no' here"),
+    "half of a package": ("own_p.no", {"own_p_in___init__": ""}, r"no module named 'own_p.no' in"),
     "not text": ("own_n.py", {"own_n": "\x00"}, r"own_n.py"),
 }
 
@@ -403,7 +403,8 @@ def test_a_run_is_read_with_its_own_code_and_a_new_one_does_not_take_it(edited, 
     assert net.imported == "old"
 
     given = {**SMALL, "data": "digits", "model": {"name": "module", "target": target}}
-    message = rf"^plug-in {target[:-4]}: has changed since .*{before.path.name} kept .*; restart Python$"
+    version = rf"the version saved in .*{before.path.name}, which differs from the present file"
+    message = rf"^plug-in {target[:-4]}: this process has imported {version}; restart Python$"
     for source in (given, before.config):
         with pytest.raises(ConfigError, match=message):
             run(source)
@@ -425,7 +426,7 @@ def test_parts_of_a_run_that_was_read_are_not_those_of_an_edited_file(folder):
     (root / "own_r.py").write_text(METHOD.format(name="reread") + "    more: int = 3\n")
     before = RunDirectory(path).config
     for settings in (given, {**given, "plugins": ["own_r"]}, {**given, "plugins": []}):
-        with pytest.raises(ConfigError, match=r"plug-in own_r(.py)?: has changed since .*; restart Python"):
+        with pytest.raises(ConfigError, match=r"plug-in own_r(.py)?: this process has .*; restart Python"):
             load(settings)
     assert resume(path, ["rounds=3"]).rounds.shape[0] == 3  # the run goes on as it was
     (root / "own_r.py").unlink()
@@ -440,7 +441,7 @@ def test_a_run_is_not_read_with_a_newer_version_of_its_code(edited, rayfl_knows)
     else:
         importlib.import_module("own_net")
     for read in (lambda: Result(before.path).model(cluster=0), lambda: list(client_models(before.path))):
-        with pytest.raises(ConfigError, match=r"own_net.py: .*own_net.py was imported, and is another versi"):
+        with pytest.raises(ConfigError, match=r"own_net.py: .*own_net.py, which differs from the version"):
             read()
     assert load({**SMALL, "plugins": ["own_net.py"]}).plugins  # the new one goes on
 
@@ -448,9 +449,7 @@ def test_a_run_is_not_read_with_a_newer_version_of_its_code(edited, rayfl_knows)
 def test_nor_with_a_newer_version_of_what_its_code_imports(edited):
     before = edited("own_net.py:Net")
     importlib.import_module("own_lazy")
-    with pytest.raises(
-        ConfigError, match=r"own_lazy.py was imported, and is another version.*restart Python"
-    ):
+    with pytest.raises(ConfigError, match=r"own_lazy.py, which differs from the version.*restart Python"):
         _ = before.config
 
 
@@ -459,14 +458,14 @@ def test_other_versions_are_taken_only_while_a_run_is_resumed_with_them(edited):
     Path("own_net.py").write_text(NET.format(age="edited").replace("Linear(64, 10)", "Linear(64, 11)"))
     with pytest.raises(Exception, match="11"):
         resume(before.path, ["rounds=2"], changed_plugins=True)
-    with pytest.raises(ConfigError, match="is another version than that of"):
+    with pytest.raises(ConfigError, match="which differs from the version of"):
         _ = before.config
 
 
 def test_a_new_plug_in_does_not_import_what_a_run_that_was_read_had(edited):
     assert Result(edited("own_net.py:Net").path).model(cluster=0)(torch.zeros(1, 1, 8, 8)) is not None
     Path("own_other.py").write_text("import own_lazy\n")
-    with pytest.raises(ConfigError, match=r"own_other.py: another version of what it imports .*own_lazy.py"):
+    with pytest.raises(ConfigError, match=r"own_other.py: it imports a file of which .*own_lazy.py"):
         bring(["own_other.py"])
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from rayfl.data.base import UNKNOWN, Federation, Samples
 from rayfl.data.federation import scarce_strata, strata_of
 from rayfl.data.sharded import in_files
+from rayfl.units import counted
 
 
 def remarks(federation: Federation) -> list[str]:
@@ -51,8 +52,8 @@ def _label_gap_lines(samples: Samples) -> list[str]:
         return []
     return [
         f"data: labels go up to {samples.classes - 1}, and no sample has label {absent[0]} "
-        f"({_more(len(absent))}): the network has {samples.classes} outputs nevertheless; number labels "
-        "without gaps to have one output for each"
+        f"({_more(len(absent))}): the network has {samples.classes} outputs, some without samples; number "
+        "labels without gaps to avoid that"
     ]
 
 
@@ -67,9 +68,9 @@ def _rare_label_lines(samples: Samples) -> list[str]:
         first = scarce[0]
         share = round(trained[first] / len(train) * len(test))
         lines.append(
-            f"data: {tested[first]} test samples of {_name(samples, int(first))}, where its share of the "
-            f"training data would be {share} ({_more(len(scarce))}): clients are tested on too few of them, "
-            "and on all others in proportion"
+            f"data: {counted(int(tested[first]), 'test sample')} of {_name(samples, int(first))}; in "
+            f"proportion to the training data there would be {share} ({_more(len(scarce))}): clients are "
+            "tested on too few of them, and on the other labels in proportion"
         )
     if len(absent):
         lines.append(

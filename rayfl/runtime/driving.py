@@ -147,7 +147,7 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
             if current.get(package, version) != version
         )
         if changed:
-            emit(Note(f"the run began with {changed}, and goes on with other versions"))
+            emit(Note(f"the run began with {changed}, and continues with other versions"))
         environment = {
             **machine(),
             "versions": original or current,

@@ -96,8 +96,8 @@ def test_networks_are_ready_to_use(ran: rayfl.Result) -> None:
 @pytest.mark.parametrize(
     ("chosen", "line"),
     [
-        ({}, "model: takes a client or a cluster; as in model(client=3)"),
-        ({"client": 1, "cluster": 1}, "model: takes a client or a cluster"),
+        ({}, "model: takes either a client or a cluster; as in model(client=3)"),
+        ({"client": 1, "cluster": 1}, "model: takes either a client or a cluster"),
         ({"cluster": 7}, "there is no cluster 7; valid: 0, 1, 2"),
         ({"client": 99}, "there is no client 99; the clients are 0 to 8"),
     ],

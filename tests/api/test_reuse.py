@@ -88,7 +88,7 @@ def test_another_version_is_noted_and_the_first_one_is_kept(numbers: dict[str, A
     rayfl.resume(
         begun.path, ["rounds=2"], on_event=lambda e: notes.append(e.text) if isinstance(e, Note) else None
     )
-    assert "the run began with rayfl 0.0.1, and goes on with other versions" in notes
+    assert "the run began with rayfl 0.0.1, and continues with other versions" in notes
     now = json.loads((begun.path / "environment.json").read_text())
     assert (now["versions"], now["resumed_with"]) == (first, told["versions"])
 

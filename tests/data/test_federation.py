@@ -239,7 +239,7 @@ def test_a_scarce_class_does_not_make_tests_small() -> None:
     assert remarks(whole) == []
     (line,) = remarks(scarce)
     assert line.startswith(
-        "data: 1 test samples of label 0, where its share of the training data would be 90 ("
+        "data: 1 test sample of label 0; in proportion to the training data there would be 90 ("
     )
     for part, full in zip(scarce.test, whole.test, strict=True):
         labels = np.bincount(scarce.samples.y_test[part], minlength=10)

@@ -99,7 +99,7 @@ def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[s
         (["typed.yaml", "--only", "FedAgv"], "--only: no method 'FedAgv'; did you mean 'FedAvg'?"),
         (["typed.yaml", "rounds=x"], "rounds: got 'x'"),
         (["typed.yaml", "--jobs", "0"], "--jobs"),
-        (["typed.yaml", "--only", "SOLO", "--check"], "--check: the study claims nothing"),
+        (["typed.yaml", "--only", "SOLO", "--check"], "--check: the study has no claims"),
     ):
         code, _, err = rayfl(capsys, "study", *arguments)
         assert code == 2
