@@ -237,7 +237,7 @@ def cluster_signatures(
         distances = relevance_distances(relations, precise)
         return from_distances(clustering, distances, groups, start)
     if len(signatures) != clients:
-        raise DataError(f"there are {len(signatures)} signatures of {clients} clients")
+        raise DataError(f"got {len(signatures)} signatures of {clients} clients; expected one of each")
     signatures = embed(clustering, signatures, seed)
     vectors = clustering.signature.vectors
     starts = range(0, clients, BLOCK)

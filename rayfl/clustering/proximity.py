@@ -139,7 +139,7 @@ def pack(
         if signature.shape[0] != signatures[0].shape[0]:
             raise DataError(
                 f"client {first + place}: its signature has {signature.shape[0]} features, "
-                f"client {first}'s has {signatures[0].shape[0]}"
+                f"client {first}'s has {signatures[0].shape[0]}; all must have equally many"
             )
     if proximity == "principal_angle":
         with one_thread():
@@ -472,7 +472,7 @@ def _check_points(proximity: str, signatures: Sequence[NDArray[np.floating]], fi
         if points.shape[1] != signatures[0].shape[1]:
             raise DataError(
                 f"client {client}: its points have {points.shape[1]} features, client {first}'s have "
-                f"{signatures[0].shape[1]}"
+                f"{signatures[0].shape[1]}; all must have equally many"
             )
 
 

@@ -271,7 +271,8 @@ def of_arrays(
     check_counted(label_count - 1, total, f"{where}: labels")
     if class_names and len(class_names) < label_count:
         raise DataError(
-            f"{where}: labels go up to {label_count - 1} but there are {len(class_names)} class_names"
+            f"{where}: labels go up to {label_count - 1}, but there are {len(class_names)} class_names; give "
+            "one for each label from 0"
         )
     classes = max(label_count, len(class_names))
     samples = Samples(

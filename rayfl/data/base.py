@@ -154,7 +154,7 @@ class Samples:
         if not np.array_equal(maps[0], np.arange(self.classes)):
             raise DataError(f"{where}: the first map must leave the labels as they are")
         if self.targets_train is not None or self.targets_test is not None:
-            raise DataError(f"{where}: the labels of {self.name} are not what its models predict")
+            raise DataError(f"{where} need data whose models predict labels; those of {self.name} do not")
         most = max(len(self.x_train), len(self.x_test))
         if len(maps) * most > np.iinfo(np.int32).max:
             raise DataError(

@@ -443,7 +443,8 @@ def _leave(population: Population, event: Leave, place: int, seed: int) -> Popul
     ids = choose(event, place, population.active, population.groups, rng, population.names)
     population = population.left(ids)
     if not population.active.any():
-        raise ConfigError(f"events.{place}", f"no client would be left after {counted(event.round, 'round')}")
+        what = f"no client would be left after {counted(event.round, 'round')}"
+        raise ConfigError(f"events.{place}", what, "let fewer clients leave")
     return population
 
 

@@ -153,7 +153,10 @@ class Crew:
             self._say(f"client actors lost: {what}")
         waited = time.monotonic() - max(process.begun for process in self.members)
         if not self.present and waited > _NO_ACTOR_TIMEOUT:
-            raise RayflError(f"no client actor could be started for {_NO_ACTOR_TIMEOUT / 60:.0f} minutes")
+            raise RayflError(
+                f"no client actor could be started for {_NO_ACTOR_TIMEOUT / 60:.0f} minutes; check that the "
+                "cluster has a node with room for one ('ray status')"
+            )
 
 
 class Dispatch:

@@ -610,7 +610,8 @@ def _check_figures(study: StudyFile) -> None:
         for label, figures in published.figures.items():
             for name in figures if isinstance(figures, dict) else ():
                 if not study.has_point(name):
-                    raise ConfigError(f"expected: {label}", f"the grid has no point {name!r}")
+                    remedy = "name a point of one axis, or of every axis, separated by commas"
+                    raise ConfigError(f"expected: {label}", f"the grid has no point {name!r}", remedy)
                 axes = [axis for axis, at in study.axes.items() if name in at]
                 if len(axes) > 1:
                     remedy = "name a point of every axis, separated by commas"

@@ -207,7 +207,7 @@ def test_what_cannot_be_met_is_refused_in_one_line():
         cluster_signatures(Clustering(grouping="planted"), signatures)
     with pytest.raises(ConfigError, match=r"or set clustering\.n_clusters"):
         cluster_signatures(Clustering(grouping="random"), signatures)
-    with pytest.raises(DataError, match="2 signatures of 3 clients"):
+    with pytest.raises(DataError, match="2 signatures of 3 clients; expected"):
         cluster_signatures(Clustering(), signatures, clients=3)
     with pytest.raises(DataError, match="no clients"):
         cluster_signatures(Clustering(grouping="single"), [])

@@ -51,7 +51,9 @@ def to_channels(images: NDArray[np.generic], channels: int) -> NDArray[np.generi
     if images.shape[1] == 1:
         return np.repeat(images, channels, axis=1)
     if images.shape[1] != 3 or channels != 1:
-        raise DataError(f"data.channels: images with {images.shape[1]} channels cannot be given {channels}")
+        raise DataError(
+            f"data.channels: images with {images.shape[1]} channels cannot be converted to {channels}"
+        )
     luma = np.zeros((len(images), *images.shape[2:]), np.float32)
     for channel, weight in enumerate((0.299, 0.587, 0.114)):
         luma += np.float32(weight) * images[:, channel].astype(np.float32)

@@ -115,7 +115,10 @@ class HuggingFace(Dataset):
             if not len(part):
                 raise DataError(f"{self.path}: split {part.split} has no samples")
         if len(parts) > 1 and parts[0].features != parts[1].features:
-            raise DataError(f"{self.path}: {self.split} and {self.test_split} have other columns or types")
+            raise DataError(
+                f"{self.path}: {self.split} and {self.test_split} differ in their columns or types; these "
+                "must be equal"
+            )
         count = len(parts[0])
         kind, column = self._input_kind(parts[0])
         if kind in ("table", "image") and self.layout != "auto":
@@ -235,7 +238,9 @@ class HuggingFace(Dataset):
         features = parts[0].features
         names = [name for name in features if _kind_of((name, features[name]))[1] == "plain"]
         if self.label not in names:
-            raise DataError(f"{self.path}: column {self.label!r} holds {features[self.label]}, no class")
+            raise DataError(
+                f"{self.path}: column {self.label!r} holds {features[self.label]}; expected integers or text"
+            )
         frame = self._frame(parts, names)
         y, class_names = labels_of(frame[self.label], f"column {self.label!r}", self._row_namer(parts))
         y, class_names = self._with_class_names(parts, y, class_names)

@@ -82,7 +82,10 @@ class FromFile(OwnPartition):
         import pandas as pd
 
         if self.test_path is not None:
-            raise DataError(f"{self.test_path}: with partition.by the first table has the test samples, too")
+            raise DataError(
+                f"{self.test_path}: with partition.by the table in partition.path covers test samples, too; "
+                "leave partition.test_path out"
+            )
         column = own_column(samples, self.by, "partition.by")
         frame = read_table(self.path, text=True)
         require(frame, (self.by, "client"), str(self.path))

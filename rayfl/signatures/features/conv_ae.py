@@ -170,7 +170,8 @@ class ConvAEFeatures(FeatureMap):
         """The weights after training on the images ``x`` ``(n, c, h, w)``."""
         if x.ndim != 4:
             raise DataError(
-                f"features.pretrain.dataset: {self.pretrain.dataset.name} has no images, but {x.shape[1:]}"
+                f"features.pretrain.dataset: {self.pretrain.dataset.name} has no images, but samples of "
+                f"shape {x.shape[1:]}; name a dataset of images"
             )
         if self.pretrain.samples is not None and self.pretrain.samples < len(x):
             drawn = generator(key, "pretraining sample").choice(len(x), self.pretrain.samples, replace=False)
