@@ -312,7 +312,7 @@ class ClientHost:
     def _client_states(
         self, job: TrainJob | AdaptJob, objects: Objects, rows: torch.Tensor
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
-        """The clients' states ``(B, S)``, zeros for clients without one, and which of them these are."""
+        """The clients' states ``(B, S)``, and which clients have none yet ``(B,)``; their rows are zero."""
         fresh = np.array([state is None for state in job.states], np.bool_)
         if not len(fresh):
             return rows[:, :0], np.ones(len(rows), np.bool_)

@@ -87,7 +87,8 @@ def link(
         blocks: the signatures of all clients, in order.
         sampled: the result of :func:`sample`.
         answers: :func:`nearest` for every block.
-        threshold: beta if one is given; the radius is at most that.
+        threshold: beta, if one is given. The radius starts at no more than that; it may exceed it if too many
+            clients would be left without a representative.
     """
     representative_of = sampled[np.concatenate([index for index, _ in answers])]
     distances = np.concatenate([distance for _, distance in answers])
@@ -128,7 +129,10 @@ def _usual_distance(proximity: str, block: Block) -> float:
 def _assign_strangers(
     proximity: str, blocks: Sequence[Block], strangers: Ids, radius: float, max_leaders: int
 ) -> tuple[Ids, Distances] | None:
-    """The representative of every stranger and its distance; itself if none before it is within the radius.
+    """The representative of every stranger, and the distance to it.
+
+    A stranger within the radius of an earlier one that is a representative is assigned to it; otherwise it
+    becomes a representative itself.
 
     None if more than ``max_leaders`` strangers would become representatives.
     """

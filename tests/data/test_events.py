@@ -529,7 +529,7 @@ def test_joins_that_cannot_be() -> None:
 def test_texts_cannot_be_relabelled() -> None:
     samples = samples_of()
     texts = replace(samples, targets_train=np.zeros((len(samples.y_train), 2), np.int64))
-    assert "not what its models predict" in refusal(
+    assert "need data whose models predict labels" in refusal(
         [{"name": "drift", "round": 1, "clients": 1, "kind": "permuted_labels"}], samples=texts
     )
 

@@ -141,7 +141,7 @@ def test_refusals() -> None:
         replace(PLAIN, label_maps=np.array([[0, 1, 2], [0, 1, 3]]))
     with pytest.raises(DataError, match="first map must leave the labels as they are"):
         replace(PLAIN, label_maps=MAPS[1:])
-    with pytest.raises(DataError, match="not what its models predict"):
+    with pytest.raises(DataError, match="need data whose models predict labels"):
         replace(PLAIN, label_maps=MAPS, targets_train=np.zeros((6, 2), np.int64))
     with pytest.raises(DataError, match="names rows of 0 label maps for 2 clients"):
         build(Written(clients=2, parts=((0,), (1,)), maps=(0, 1)))
