@@ -251,7 +251,7 @@ def test_the_remedy_does_fit(remedy: str) -> None:
 
 
 def test_memory_is_part_of_the_arithmetic() -> None:
-    with pytest.raises(ConfigError, match=r": more than the 1\.00 GB"):
+    with pytest.raises(ConfigError, match=r" each do not fit in 1\.00 GB"):
         plan(load({}, ["execution.actors=8"]), Available((Node(8, 0),), 1e9))
 
 

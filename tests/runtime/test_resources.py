@@ -144,7 +144,7 @@ def test_it_says_where_a_model_does_not_fit():
     assert not any("fit" in line for line in planned(10**6, memory=5e9).lines())
     (line,) = [x for x in planned(10**8, "execution.backend=inline").lines() if "copies" in x]
     assert "27 copies of 400 MB" in line
-    with pytest.raises(ConfigError, match=r"execution.actors: 2 actors of 1.87 GB: more than the 3.00"):
+    with pytest.raises(ConfigError, match=r"execution.actors: 2 actors of 1.87 GB each do not fit in 3.00"):
         planned(10**8, memory=3e9)
 
 

@@ -180,7 +180,7 @@ def test_damage_is_seen(first: Any, tmp_path: Path) -> None:
     flipped[len(data) // 2] ^= 1
     for broken in (b"", data[: len(data) // 2], bytes(flipped), b"no zip file at all"):
         copy.write_bytes(broken)
-        with pytest.raises(Damaged, match=r"remove it, and the run is done again"):
+        with pytest.raises(Damaged, match=r"remove it, and the study does the run again"):
             archive.restore(prepared.runs, tmp_path)
     assert not any(map(is_finished, prepared.runs))
 
