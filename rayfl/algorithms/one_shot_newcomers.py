@@ -54,7 +54,7 @@ class AssignsNewcomers(Algorithm[OS]):
     ) -> OS | Regrouping[OS]:
         """Assign newcomers to clusters by :meth:`find`; existing and returning clients keep theirs.
 
-        If the servers have no other client's signature, the clients are clustered.
+        If the servers have no signature of another client, all present clients are clustered again.
         """
         if not state.clustered:
             return state
@@ -183,9 +183,9 @@ class AssignsNewcomers(Algorithm[OS]):
 def of_all(
     newcomers: NDArray[np.int64], signed: NDArray[np.int64], labels: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Extend ``labels``, the clusters of ``signed``, to all ``newcomers`` ``(B,)``: -1 for the others.
+    """The cluster of each of the ``newcomers`` ``(B,)``, ascending; -1 for those without a signature.
 
-    Both lists of ids are ascending.
+    ``labels`` are the clusters of ``signed``, the newcomers that have one, ascending.
     """
     clusters = np.full(len(newcomers), -1, np.int64)
     clusters[np.isin(newcomers, signed)] = labels

@@ -214,7 +214,7 @@ def decide(
             similarities are needed and missing.
     """
     if len(norms.each) != len(ids):
-        raise ValueError(f"{len(ids)} clients have as many norms, got {len(norms.each)}")
+        raise ValueError(f"expected a norm for each of {len(ids)} clients, got {len(norms.each)}")
     if not criteria.met(norms):
         return None
     if similarities is None:

@@ -466,11 +466,10 @@ def plan_resources(
         servers = min(config.hierarchy.lps_actors, models * shards) * (SERVER_BYTES + copies.server * model)
         running = on_node * worker + servers + WORKER_BYTES + copies.driver * model
     if worker * actors > available.memory:
-        raise ConfigError(
-            "execution.actors",
-            f"{counted(actors, 'actor')} of {size(worker)} each do not fit in {size(available.memory)}",
-            f"execution.actors={max(1, int(available.memory / worker))} would fit",
-        )
+        what = f"{counted(actors, 'actor')} of {size(worker)} each do not fit in {size(available.memory)}"
+        count = int(available.memory / worker)
+        remedy = f"execution.actors={count} would fit" if count else "use a smaller model, or more memory"
+        raise ConfigError("execution.actors", what, remedy)
     return ResourcePlan(
         clients=clients,
         cohort=cohort,

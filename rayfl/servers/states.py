@@ -169,9 +169,9 @@ class ClientStates:
         return {("state", number): self._objects[number] for number in used}, locations
 
     def pack(self, backend: Backend) -> None:
-        """If fewer than half of the held rows are still in use, repack the objects with the fewest of them.
+        """If clearly fewer than half of the held rows are in use, repack objects until half of them are.
 
-        These come first because the fewest rows must be copied to free them.
+        Objects with the smallest share of rows in use come first: little is copied to free much.
 
         Raises:
             Damaged, DiskError: if a file to be replaced cannot be read, or a new one cannot be written.
