@@ -47,7 +47,7 @@ class Clustering(Section):
         description="embedding of all signatures, computed by the server before it compares them",
     )
     proximity: str | None = Field(
-        None, description="how signatures are compared; none: the signature's default"
+        None, description="how signatures are compared; null: the signature's default"
     )
     grouping: Grouping = Field(
         "hierarchical",
@@ -79,19 +79,19 @@ class Clustering(Section):
         None,
         ge=0,
         description="cluster again when more than this many clients (lambda) have raised a flag "
-        "because they are new or their data have changed; none: never",
+        "because they are new or their data have changed; null: never",
     )
     flag_loss: float | None = Field(
         None,
         gt=0,
         description="a client also raises a flag when its training loss has risen by this fraction "
-        "since it last took part; none: off",
+        "since it last took part; null: off",
     )
     flag_update: float | None = Field(
         None,
         gt=0,
         description="a client also raises a flag when the norm of its update has grown by this "
-        "fraction since it last took part; none: off",
+        "fraction since it last took part; null: off",
     )
 
     @model_validator(mode="after")

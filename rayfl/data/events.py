@@ -139,7 +139,7 @@ class Drift(ClientEvent):
     classes: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None,
         min_length=1,
-        description="new_classes: the classes; default: each client draws as many as it had",
+        description="new_classes: the classes; default: each client draws as many others as it had",
     )
     labels: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None, min_length=2, description="permuted_labels: what the labels 0, 1, ... become; default: drawn"

@@ -46,7 +46,7 @@ class Pretraining(Section):
     )
     epochs: int = Field(2, ge=1, description="epochs of training")
     samples: int | None = Field(
-        None, ge=1, description="number of training images, drawn at random; none: all"
+        None, ge=1, description="number of training images, drawn at random; null: all"
     )
     batch_size: int = Field(64, ge=1, description="images per step")
 
@@ -80,7 +80,7 @@ class ConvAEFeatures(FeatureMap):
     fine_tune_again: int | None = Field(
         None,
         ge=0,
-        description="the same, when clients are clustered again (FLT's fine-tune mode); none: as fine_tune",
+        description="the same, when clients are clustered again (FLT's fine-tune mode); null: as fine_tune",
     )
     fine_tune_shared: int = Field(
         0, ge=0, description="epochs of fine-tuning by the server, once for all clients, on public images"

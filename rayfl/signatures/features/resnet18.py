@@ -74,7 +74,7 @@ class ResNet18(FeatureMap):
     """
 
     name: Literal["resnet18"] = "resnet18"
-    weights: Path | None = Field(None, description="a .pth state dict; none: torchvision's ImageNet weights")
+    weights: Path | None = Field(None, description="a .pth state dict; null: torchvision's ImageNet weights")
     size: int = Field(224, ge=32, description="images are resized to size x size")
     batch: int = Field(64, ge=1, description="images at a time")
 
