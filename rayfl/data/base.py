@@ -510,10 +510,9 @@ class Dataset(Section):
     )
     normalise: Normalise = Field(
         "pooled",
-        description="mean and deviation that inputs are normalised with, per channel or feature: of "
-        "all clients' training samples (pooled), of the server's samples (server), no "
-        "normalisation (none: pixels in 0..1, features as they are), or given: {mean: "
-        "[..], std: [..]}",
+        description="mean and deviation that inputs are normalised with, per channel or feature; pooled: "
+        "those of all clients' training samples; server: of the server's samples; none: no normalisation "
+        "(pixels in 0..1, features as they are); or numbers: {mean: [..], std: [..]}",
     )
     server_share: ServerShare = Field(
         "auto",
