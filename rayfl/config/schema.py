@@ -331,7 +331,7 @@ class Output(Section):
             address = rest if rest.startswith("//") else f"//{rest.lstrip('/')}"
             raise ValueError(f"got {text}; did you mean {scheme.lower()}:{address}?")
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) and not is_url(text):
-            raise ValueError(f"{text} is on no storage that is known; known are {', '.join(SCHEMES)}")
+            raise ValueError(f"{text} is on unknown storage; valid: {', '.join(SCHEMES)}")
         return root
 
     @model_validator(mode="after")

@@ -44,8 +44,8 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
             [w if isinstance(w, str) else describe(w, () if w is NoneType else metadata) for w in words]
         )
     if origin is tuple:
-        least = ", at least one" if any(getattr(m, "min_length", 0) for m in metadata) else ""
-        return f"a list with {describe(args[0])} each{least}"
+        items = "at least one item" if any(getattr(m, "min_length", 0) for m in metadata) else "items"
+        return f"a list of {items}, each {describe(args[0])}"
     if origin is dict:
         return "a section"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

@@ -73,11 +73,11 @@ class ClientEvent(BaseEvent):
     def _check_choice(self) -> ClientEvent:
         named = isinstance(self.clients, tuple)
         if named and (self.group is not None or self.share is not None):
-            raise ValueError("clients that are named need neither group nor fraction")
+            raise ValueError("clients are named, so leave group and fraction out")
         if self.clients is not None and self.share is not None:
             raise ValueError("give either a number of clients or a fraction")
         if self.clients is None and self.group is None and self.share is None and self._needs_choice():
-            raise ValueError("name the clients: clients (ids or a number), fraction or group")
+            raise ValueError("concerns no clients; set clients (ids or a number), fraction or group")
         return self
 
     def _needs_choice(self) -> bool:

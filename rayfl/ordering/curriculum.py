@@ -65,8 +65,10 @@ class Curriculum(Ordering):
 
     @model_validator(mode="after")
     def _expert_for_its_score(self) -> Curriculum:
-        if (self.score == "expert") != (self.expert is not None):
-            raise ValueError("score 'expert' needs the file 'expert', which other scores do not use")
+        if self.score == "expert" and self.expert is None:
+            raise ValueError("score=expert needs the setting expert, a model's file")
+        if self.score != "expert" and self.expert is not None:
+            raise ValueError(f"score={self.score} does not use the setting expert; leave it out")
         return self
 
     @property

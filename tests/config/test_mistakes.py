@@ -154,7 +154,7 @@ def test_a_number_is_no_part():
         ),
         ("output.root=S3://bucket/runs", "output.root: got S3://bucket/runs; did you mean s3://bucket/runs?"),
         ("output.root=gs:bucket/runs", "output.root: got gs:bucket/runs; did you mean gs://bucket/runs?"),
-        ("output.root=az://runs", "output.root: az://runs is on no storage that is known; known are s3, gs"),
+        ("output.root=az://runs", "output.root: az://runs is on unknown storage; valid: s3, gs"),
         (
             "execution.servers_on==x",
             "execution.servers_on: got '=x'; expected a custom resource such as stays, a label such as role=",
@@ -170,11 +170,11 @@ def test_a_number_is_no_part():
         ),
         ("execution.backend=Ray", "execution.backend: got 'Ray'; expected 'ray' or 'inline'"),
         ("name=a b", "name: got 'a b'; expected text that matches ^[A-Za-z0-9._-]+$"),
-        ("model.hidden=10", "model.hidden: got 10; expected a list with an integer >= 1 each"),
+        ("model.hidden=10", "model.hidden: got 10; expected a list of items, each an integer >= 1"),
         ("model.hidden=[10,0]", "model.hidden.1: got 0; expected an integer >= 1"),
         (
             "partition=tasks",
-            "partition.tasks: missing; expected a list with a section with labels, clients, ",
+            "partition.tasks: missing; expected a list of at least one item, each a section with labels, ",
         ),
         ("data=npz", "data.path: missing; expected a path"),
         (  # that the list has no valid item is not the mistake
@@ -193,7 +193,7 @@ def test_a_number_is_no_part():
         ("execution.block_size=-1", "execution.block_size: got -1; expected an integer >= 1 or 'auto'"),
         (
             "hierarchy.common_layers=1.5",
-            "hierarchy.common_layers: got 1.5; expected an integer >= 0, 'none', 'all' or a list with text ",
+            "hierarchy.common_layers: got 1.5; expected an integer >= 0, 'none', 'all' or a list of items, ",
         ),
         (
             "hierarchy.common_layers=[fc1, 3]",
@@ -248,7 +248,7 @@ def test_what_does_nothing_or_is_not_known_with_a_method_is_refused(overrides, l
             "algorithm={name: lg_fedavg, local_layers: true}",
             "algorithm.local_layers: got True; expected an integer >= 0 or 'auto'",
         ),
-        ("model.hidden=[16, true]", "model.hidden: got True; expected a list with an integer >= 1 each"),
+        ("model.hidden=[16, true]", "model.hidden: got True; expected a list of items, each an integer >= 1"),
         (
             "events=[{name: leave, round: yes, clients: [1]}]",
             "events.0.round: got True; expected an integer >= 1",

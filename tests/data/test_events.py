@@ -445,14 +445,14 @@ def test_borrowed_samples_are_given_back() -> None:
     ("event", "message"),
     [
         ({"name": "leave", "round": 0, "clients": 1}, "greater than or equal to 1"),
-        ({"name": "leave", "round": 1}, "name the clients: clients"),
+        ({"name": "leave", "round": 1}, "concerns no clients; set clients"),
         ({"name": "leave", "round": 1, "clients": []}, "name at least one client"),
         ({"name": "leave", "round": 1, "clients": [1, 1]}, "none twice"),
         (
             {"name": "leave", "round": 1, "clients": 2, "fraction": 0.5},
             "either a number of clients or a fraction",
         ),
-        ({"name": "leave", "round": 1, "clients": [2], "group": 1}, "need neither group nor fraction"),
+        ({"name": "leave", "round": 1, "clients": [2], "group": 1}, "so leave group and fraction out"),
         ({"name": "join", "round": 1, "fraction": 0.5}, "Extra inputs"),
         ({"name": "arrive", "round": 1, "clients": 2}, "no part has this name"),
         ({"name": "drift", "round": 1, "clients": 2}, "kind"),

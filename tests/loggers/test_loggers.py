@@ -251,7 +251,7 @@ def test_tensorboard_is_a_logger_that_is_on_unless_it_is_switched_off() -> None:
         ({"loggers": ["tensorboard"], "tensorboard": False}, "'loggers' names it; leave one of them out"),
         ({"loggers": ["mlfow"]}, "no logger named 'mlfow'; did you mean 'mlflow'?"),
         ({"loggers": ["xml"]}, "no logger named 'xml'"),
-        ({"loggers": "mlflow"}, "expected a list with one of csv, mlflow"),
+        ({"loggers": "mlflow"}, "expected a list of items, each one of csv, mlflow"),
     ):
         with pytest.raises(ConfigError, match=r"^output") as raised:
             names(**output)

@@ -252,6 +252,6 @@ def test_experts_are_refused_before_anything_starts(
     assert str(caught.value).startswith("order.expert: ")
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("t-*"))
-    with pytest.raises(ConfigError, match="needs the file 'expert'") as caught:
+    with pytest.raises(ConfigError, match="needs the setting expert, a model's file") as caught:
         load({**settings, "order": {**CURRICULUM, "score": "expert"}})
     assert "\n" not in str(caught.value)
