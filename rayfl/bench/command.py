@@ -141,13 +141,15 @@ def _check_device(device: str, tasks: Sequence[str]) -> None:
         ConfigError: if there is no such device, or no measurement on it.
     """
     if device not in ("cpu", "cuda"):
-        raise ConfigError("--device", f"got {device!r}", "cpu or cuda")
+        raise ConfigError("--device", f"got {device!r}", "expected cpu or cuda")
     if device == "cpu":
         return
     cpu_only = [name for name in tasks if name in TASKS and name not in (*WORKLOADS, "networks")]
     if cpu_only:
         raise ConfigError(
-            "--device", f"{cpu_only[0]} is measured on the CPU", "--device=cuda W1 W2 W3 networks"
+            "--device",
+            f"{cpu_only[0]} is measured on the CPU only",
+            "on a GPU run W1, W2, W3, networks or a config",
         )
     import torch
 
@@ -164,9 +166,9 @@ def _precision(precision: str, tasks: Sequence[str]) -> Precision:
     if precision == "float32":
         return "float32"
     if precision != "bf16":
-        raise ConfigError("--precision", f"got {precision!r}", "float32 or bf16")
+        raise ConfigError("--precision", f"got {precision!r}", "expected float32 or bf16")
     if list(tasks) != ["networks"]:
-        remedy = "rayfl bench networks --precision bf16; a config takes training.precision=bf16"
+        remedy = "use rayfl bench networks --precision bf16; for a config set training.precision=bf16"
         raise ConfigError("--precision", "is only for the benchmark networks", remedy)
     return "bf16"
 
@@ -183,14 +185,13 @@ def _own_workload(tasks: Sequence[str]) -> OwnWorkload | None:
         return None
     config, overrides = arguments[0], arguments[1:]
     if "=" in config:
-        raise ConfigError("bench", f"{config} needs a config to change", "rayfl bench config.yaml " + config)
+        what = f"{config} is a setting, and no config is named"
+        raise ConfigError("bench", what, f"use rayfl bench config.yaml {config}")
     if config not in presets() and not Path(config).is_file():
-        raise ConfigError(
-            "bench", f"no such benchmark {config!r}, nor a preset or file", nearest(config, TASKS)
-        )
+        raise ConfigError("bench", f"no benchmark, preset or file named {config!r}", nearest(config, TASKS))
     if len(arguments) < len(tasks):
         raise ConfigError(
-            "bench", "a config and benchmarks cannot be measured together", "rayfl bench " + config
+            "bench", "a config and benchmarks cannot be measured together", "use rayfl bench " + config
         )
     return OwnWorkload.of(config, overrides)
 

@@ -117,7 +117,7 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
         DiskError
     """
     if kind not in CHOICES:
-        raise ConfigError("init", f"no skeleton of a {kind!r}", nearest(kind, CHOICES))
+        raise ConfigError("init", f"no skeleton for {kind!r}", nearest(kind, CHOICES))
     if cluster and kind != "cluster":
         raise ConfigError("--kind", f"is for init cluster, not for init {kind}", "leave it out")
     if kind == "cluster":

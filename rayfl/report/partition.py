@@ -212,7 +212,7 @@ def views(config: Config, measures: Sequence[str] = (), compare: int = 100) -> l
         if name not in MEASURES:
             raise ConfigError("--measures", f"no measure {name!r}", nearest(name, MEASURES))
     if compare < 2:
-        raise ConfigError("--compare", f"got {compare}", "a distance needs 2 clients or more")
+        raise ConfigError("--compare", f"got {compare}", "expected 2 clients or more")
     partition = config.partition
     stages = build_stages(
         read(config.data, config.data.root or data_root(), config.public_samples, config.seed),

@@ -92,17 +92,17 @@ def test_an_unknown_name_is_refused_in_a_line() -> None:
     done = CliRunner().invoke(app, ["bench", "W9"])
     assert done.exit_code != 0
     text = f"{done.output}{done.exception or ''}"
-    assert "no such benchmark 'W9'" in text
+    assert "no benchmark, preset or file named 'W9'" in text
     assert "valid: W1, W2, W3" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--device", "tpu"], "--device: got 'tpu'; cpu or cuda"),
+        (["--device", "tpu"], "--device: got 'tpu'; expected cpu or cuda"),
         (["--device", "cuda"], "--device: no CUDA device here"),
         (["--device", "cuda", "W1", "startup"], "--device: startup is measured on the CPU"),
-        (["networks", "--precision", "fp16"], "--precision: got 'fp16'; float32 or bf16"),
+        (["networks", "--precision", "fp16"], "--precision: got 'fp16'; expected float32 or bf16"),
         (["W1", "--precision", "bf16"], "--precision: is only for the benchmark networks"),
     ],
 )

@@ -107,8 +107,8 @@ def test_the_table_fits_into_80_columns(monkeypatch, own):
 @pytest.mark.parametrize(
     ("tasks", "said"),
     [
-        (["W9"], "no such benchmark 'W9', nor a preset or file"),
-        (["training.lr=0.1"], "needs a config to change"),
+        (["W9"], "no benchmark, preset or file named 'W9'"),
+        (["training.lr=0.1"], "training.lr=0.1 is a setting, and no config is named"),
         (["W1", CONFIG], "cannot be measured together"),
         ([CONFIG, "training.lrr=1"], "lrr"),
     ],

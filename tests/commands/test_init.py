@@ -90,7 +90,7 @@ def test_names_are_filled_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "text"),
     [
-        ("methd", "", "init: no skeleton of a 'methd'; did you mean 'method'?"),
+        ("methd", "", "init: no skeleton for 'methd'; did you mean 'method'?"),
         ("method", "My-Method", "--name: 'My-Method' cannot be a module's name"),
         ("method", "class", "--name: 'class' cannot be a module's name"),
         ("method", "../x", "--name: '../x' cannot be a module's name"),
