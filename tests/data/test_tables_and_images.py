@@ -232,7 +232,7 @@ def test_a_column_without_a_client_or_that_is_a_feature_is_no_division(tmp_path:
     ):
         by_hospital.assign(found, 0)
     feature = table(tmp_path / "people.csv", exclude=[])
-    with pytest.raises(DataError, match="no column 'hospital'; it has none to divide by"):
+    with pytest.raises(DataError, match="no column 'hospital'; it has no columns for clients"):
         by_hospital.assign(feature, 0)
 
 
@@ -398,9 +398,9 @@ def test_a_test_table_without_a_column_is_refused(tmp_path: Path) -> None:
     frame().drop(columns="age").to_csv(tmp_path / "test.csv", index=False)
     with pytest.raises(DataError, match=r"test\.csv: has no column 'age'"):
         table(tmp_path / "a.csv", test_path=tmp_path / "test.csv", test_fraction=None)
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="give one of the two"):
         table(tmp_path / "a.csv", test_path=tmp_path / "test.csv")
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="give one of the two"):
         table(tmp_path / "a.csv", test_fraction=None)
 
 

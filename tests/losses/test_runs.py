@@ -237,7 +237,7 @@ def test_a_table_with_several_targets(tmp_path: Path) -> None:
     result = rayfl.run({**settings(tmp_path, "mse"), "data": data})
     assert result.summary["r2_mean"] == result.rounds["r2_mean"].iloc[-1]
     for change, message in {
-        "data.label=low": "data.label: or data.targets must name what to predict",
+        "data.label=low": "data.label: either this or data.targets names what to predict",
         "data.targets=[low, low]": "names a column twice",
         "data.targets=[lov]": "has no column 'lov'",
     }.items():

@@ -103,8 +103,8 @@ class HuggingFace(Dataset):
         if (self.test_split is None) == (self.test_fraction is None):
             raise ConfigError(
                 "data.test_fraction",
-                "or data.test_split must define the test samples",
-                "give one of them",
+                "either this or data.test_split defines the test samples",
+                "give one of the two",
             )
         if self._is_one_part and self.test_split is not None:
             raise ConfigError(

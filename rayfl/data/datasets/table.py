@@ -66,11 +66,11 @@ class Table(Dataset):
         import pandas as pd
 
         if (self.test_path is None) == (self.test_fraction is None):
-            raise ConfigError(
-                "data.test_fraction", "or data.test_path must define the test samples", "give one of them"
-            )
+            what = "either this or data.test_path defines the test samples"
+            raise ConfigError("data.test_fraction", what, "give one of the two")
         if (self.label is None) == (not self.targets):
-            raise ConfigError("data.label", "or data.targets must name what to predict", "give one of them")
+            what = "either this or data.targets names what to predict"
+            raise ConfigError("data.label", what, "give one of the two")
         if len(set(self.targets)) < len(self.targets):
             raise ConfigError("data.targets", "names a column twice", "name each once")
         frame = read_table(self.path, ids=self.exclude)

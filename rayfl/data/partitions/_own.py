@@ -86,9 +86,9 @@ def own_column(samples: Samples, name: str, setting: str) -> Column:
         DataError: if the dataset has no such column.
     """
     if name not in samples.columns:
-        suggestion = nearest(name, samples.columns) if samples.columns else "it has none to divide by"
+        suggestion = nearest(name, samples.columns) if samples.columns else "it has no columns for clients"
         if "did you mean" not in suggestion:
-            suggestion += "; one of a table must be in data.exclude, so that it is no feature"
+            suggestion += "; to divide a table by one of its columns, add it to data.exclude"
         raise DataError(f"{setting}: {samples.name} has no column {name!r}; {suggestion}")
     return samples.columns[name]
 
