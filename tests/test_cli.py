@@ -76,7 +76,7 @@ MISTAKES = [
     ),
     (
         ["run", "digits-demo", "--dry-run", "hierarchy.common_layers=[fc9]"],
-        "error: model: mlp has no layer 'fc9'; did you mean 'fc2'?",
+        "error: hierarchy.common_layers: mlp has no layer 'fc9'; did you mean 'fc2'?",
     ),
     (
         ["run", "digits-demo", "--dry-run", "partition=iid", "partition.clients=5000"],

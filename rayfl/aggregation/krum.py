@@ -32,9 +32,9 @@ class Krum(Aggregation):
         """Refuse too few clients: ``n >= 2 f + 3`` is needed."""
         needed = 2 * self.f + 3 if self.f else 1
         if clients < needed:
-            what = f"{self.f} needs {needed} clients (2 f + 3), and {clients} contribute to a model"
+            what = f"{self.f} needs {needed} clients (2 f + 3), but {clients} contribute to a model"
             max_f = max(0, (clients - 3) // 2)
-            raise ConfigError("aggregation.f", what, f"at most {max_f} fits, or let more clients take part")
+            raise ConfigError("aggregation.f", what, f"use at most {max_f}, or let more clients take part")
 
     def reweigh(
         self, gram: NDArray[np.float64], weights: NDArray[np.float64]

@@ -137,9 +137,12 @@ class Hierarchy(Section):
             return ()
         if self.common_layers == "all":
             return ((0, spec.P),)
-        if isinstance(self.common_layers, int):
-            return tuple(spec.segment(first=self.common_layers))
-        return tuple(spec.segment(self.common_layers))
+        try:
+            if isinstance(self.common_layers, int):
+                return tuple(spec.segment(first=self.common_layers))
+            return tuple(spec.segment(self.common_layers))
+        except ConfigError as error:
+            raise ConfigError("hierarchy.common_layers", error.what, error.remedy) from None
 
 
 def _read_edges(path: Path, names: Sequence[str]) -> NDArray[np.int64]:

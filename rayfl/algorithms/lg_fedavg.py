@@ -12,6 +12,7 @@ from pydantic import Field
 
 from rayfl.algorithms.base import Algorithm
 from rayfl.algorithms.contract import ServerState, Setup
+from rayfl.errors import ConfigError
 from rayfl.models import ModelSpec
 from rayfl.training import LocalWork, Segments
 
@@ -61,7 +62,10 @@ class LGFedAvg(Algorithm):
         layers = len(spec.layers)
         # A network of two layers keeps the first; one layer alone must be shared.
         local = max(min(1, layers - 1), layers - 2) if self.local_layers == "auto" else self.local_layers
-        return tuple(spec.segment(first=local))
+        try:
+            return tuple(spec.segment(first=local))
+        except ConfigError as error:
+            raise ConfigError("algorithm.local_layers", error.what, error.remedy) from None
 
     def work(self, setup: Setup, state: ServerState) -> LocalWork:
         """FedAvg's work on a model whose first layers are the client's own."""

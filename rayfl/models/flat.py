@@ -209,8 +209,8 @@ class ModelSpec:
             raise ValueError("give either names or first")
         if first is not None:
             if not 0 <= first <= len(self.layers):
-                what = f"{first} layers asked for, {self.model.name_of()} has {len(self.layers)}"
-                raise ConfigError("model", what, f"at most: {', '.join(self.layers)}")
+                what = f"{self.model.name_of()} has {len(self.layers)} layers, not {first}"
+                raise ConfigError("model", what, f"use at most {len(self.layers)}: {', '.join(self.layers)}")
             names = list(self.layers)[:first]
         chosen = list(names or ())
         for name in chosen:

@@ -324,15 +324,15 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *w
     [
         (
             ["partition.clients=6"],
-            "error: aggregation.f: 2 needs 7 clients (2 f + 3), and 6 contribute to a mod",
+            "error: aggregation.f: 2 needs 7 clients (2 f + 3), but 6 contribute to a mod",
         ),
         (
             ["training.participation=0.5", "partition.clients=12"],
-            "and 6 contribute to a model; at most 1 fits",
+            "but 6 contribute to a model; use at most 1",
         ),
         (
             ["partition.clients=9", "events=[{name: leave, round: 1, clients: [0, 1, 2]}]"],
-            "and 6 contribute to a model",
+            "but 6 contribute to a model",
         ),
         (
             ["local=scaffold", "partition.clients=9"],
@@ -358,7 +358,7 @@ def test_refused_before_anything_starts(
 def test_a_cluster_that_is_too_small_is_one_line(settings: dict[str, Any]) -> None:
     """That PACFL finds a cluster of two cannot be known before."""
     given = {**settings, "algorithm": "pacfl", **METHODS["pacfl"], "aggregation": {"name": "krum", "f": 1}}
-    with pytest.raises(ConfigError, match=r"aggregation.f: 1 needs 5 clients \(2 f \+ 3\), and 2 contribute"):
+    with pytest.raises(ConfigError, match=r"aggregation.f: 1 needs 5 clients \(2 f \+ 3\), but 2 contribute"):
         rayfl.run(given)
 
 

@@ -136,7 +136,7 @@ def test_statistics_of_local_layers_are_local_too():
 
 def test_more_local_layers_than_there_are():
     config = load({"algorithm": {"name": "lg_fedavg", "local_layers": 3}})
-    with pytest.raises(ConfigError, match="3 layers asked for, mlp has 2; at most: fc1, fc2"):
+    with pytest.raises(ConfigError, match="local_layers: mlp has 2 layers, not 3; use at most 2: fc1, fc2"):
         build(config)
 
 

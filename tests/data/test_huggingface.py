@@ -140,7 +140,7 @@ def test_mistakes_are_refused_in_a_line(library: Any, tmp_path: Path) -> None:
     assert "split train: " in refused(tmp_path, path="no-such-folder-nor-dataset", test_fraction=0.2)
     assert "csv: split train: " in refused(tmp_path, **{**csv, "data_files": "none.csv"}, test_fraction=0.2)
     assert "csv: split dev: " in refused(tmp_path, **csv, split="dev", test_fraction=0.2)
-    assert "give one of them" in refused(tmp_path, **csv)
+    assert "give one of the two" in refused(tmp_path, **csv)
     assert "csv: has no column 'label', only age" in refused(tmp_path, **csv, test_fraction=0.2)
     assert "holds no images or arrays" in refused(tmp_path, **csv, **TABLE, input="age")
     missing = frame()

@@ -105,7 +105,7 @@ def test_segment_and_mask():
 def test_unknown_layers_are_refused():
     with pytest.raises(ConfigError, match=r"mlp has no layer 'fc3'; did you mean 'fc"):
         SMALL.segment(["fc3"])
-    with pytest.raises(ConfigError, match="3 layers asked for, mlp has 2"):
+    with pytest.raises(ConfigError, match="mlp has 2 layers, not 3"):
         SMALL.mask(first=3)
     with pytest.raises(ValueError, match="either"):
         SMALL.segment()

@@ -283,7 +283,7 @@ def test_an_own_network_runs(tmp_path: Path) -> None:
     }
     result = run(tmp_path, **sections)
     assert result.config.model.target == f"{HERE}:Net"
-    with pytest.raises(ConfigError, match=r"5 layers asked for, module has 4; at most: scale, stem"):
+    with pytest.raises(ConfigError, match=r"module has 4 layers, not 5; use at most 4: scale, stem"):
         run(tmp_path, **{**sections, "hierarchy": {"common_layers": 5, "global_every": 1}})
 
 
