@@ -283,6 +283,6 @@ def test_krum_needs_so_many_clients() -> None:
     rule_of("krum", f=2).check(7)
     rule_of("krum", f=0).check(1)
     with pytest.raises(
-        ConfigError, match=r"aggregation.f: 2 needs 7 clients \(2 f \+ 3\), and 6 .* most 1 f"
+        ConfigError, match=r"aggregation.f: 2 needs 7 clients \(2 f \+ 3\), but 6 .* at most 1"
     ):
         rule_of("krum", f=2).check(6)
