@@ -648,7 +648,9 @@ def newcomers(
 
     from rayfl.commands.newcomers import PLACED, Owners, assign_newcomers
     from rayfl.display import fitted
+    from rayfl.rundir import RunDirectory
 
+    folder = RunDirectory.open(path).path
     frame = assign_newcomers(path, data, epochs, local_epochs, Owners(column, test_fraction))
     lines = [[name.replace("_", " ") for name in frame.columns]]
     for row in frame.head(20).itertuples(index=False):
@@ -668,9 +670,9 @@ def newcomers(
     )
     _say(f"{len(frame)} newcomers: mean {means}")
     _say("global: the average of all clusters' models, weighted by samples; local: trained alone from w_0")
-    sent = pd.read_csv(path / "newcomers_communication.csv").groupby("direction")["bytes"].sum()
+    sent = pd.read_csv(folder / "newcomers_communication.csv").groupby("direction")["bytes"].sum()
     _say(f"sent: {size(int(sent.get('up', 0)))} up, {size(int(sent.get('down', 0)))} down")
-    _say(f"written: {short(path / 'newcomers.csv')}")
+    _say(f"written: {short(folder / 'newcomers.csv')}")
 
 
 @app.command()
@@ -692,8 +694,10 @@ def models(
     from safetensors.torch import save_file
 
     from rayfl.results import client_models
+    from rayfl.rundir import RunDirectory
 
-    folder, number = out_folder or path / "models" / "clients", 0
+    run = RunDirectory.open(path)
+    folder, number = out_folder or run.path / "models" / "clients", 0
     for number, (client, tensors) in enumerate(client_models(path, clients, finetuned), 1):
         if number == 1:
             _say(f"{size(sum(t.numel() * t.element_size() for t in tensors.values()))} a client")
@@ -701,6 +705,8 @@ def models(
         with files.boundary(folder):
             save_file(tensors, folder / f"client_{quote(str(client), safe=' ')}.safetensors")
     _say(f"written: {counted(number, 'model')} to {short(folder)}")
+    if out_folder is None:
+        run.republish()
 
 
 @app.command()

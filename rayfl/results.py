@@ -110,12 +110,16 @@ class Result:
             finetuned: take the client's model after ``evaluation.finetune_epochs``.
 
         Raises:
-            ConfigError: unless exactly one of ``client`` and ``cluster`` is given and exists.
+            ConfigError: unless exactly one of ``client`` and ``cluster`` is given and exists, or if a
+                cluster's model should be fine-tuned.
         """
         from safetensors.torch import load_file
 
         if (client is None) == (cluster is None):
             raise ConfigError("model", "takes either a client or a cluster", "as in model(client=3)")
+        if cluster is not None and finetuned:
+            what = "clients fine-tune models, a cluster has only the server's"
+            raise ConfigError("model", what, "leave finetuned out, or name a client")
         _, host = self._built
         if client is not None:
             tensors = self.client_model(client, finetuned)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -170,6 +171,16 @@ def test_a_run_is_published_resumed_on_another_machine_and_compared(
     done = CliRunner().invoke(cli.app, ["report", url])
     assert done.exit_code == 0, done.output
     assert "report.html" in Remote(root, name).files()
+    done = CliRunner().invoke(cli.app, ["models", url, "0", "3"])
+    assert done.exit_code == 0, done.output
+    samples = result._built[0][0].federation.samples
+    arrays = {"x_train": samples.x_train[:6], "y_train": samples.y_train[:6]}
+    np.savez(tmp_path / "new.npz", **arrays, x_test=samples.x_test[:6], y_test=samples.y_test[:6])
+    done = CliRunner().invoke(cli.app, ["newcomers", url, str(tmp_path / "new.npz"), "--epochs", "0"])
+    assert done.exit_code == 0, done.output
+    published = {"newcomers.csv", "newcomers_communication.csv", "models/clients/client_3.safetensors"}
+    assert published <= set(Remote(root, name).files())
+    assert not [path for path in Path.cwd().iterdir() if path.name.startswith(("s3:", "file:"))]
 
 
 @pytest.mark.parametrize("survivors", range(0, 20, 3))

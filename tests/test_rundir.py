@@ -27,6 +27,7 @@ from rayfl.runtime import connection
 from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resources
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.records import Records
 from tests.algorithms.fakes import Remembering
 from tests.runs import assert_same
 
@@ -320,6 +321,29 @@ def test_a_ledger_with_text_for_a_number_is_left_out(settings: dict[str, Any]) -
     (missing,) = RunFiles.read(path).missing
     assert missing.startswith("communication.csv (unreadable: Unable to parse string")
     assert "Not in this report: communication.csv" in write_report(path).read_text()
+
+
+def test_an_undone_round_leaves_no_shares_in_the_table_of_clients(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedSoft's shares change in each round; here the second one fails after its tests."""
+    record_round = Records.round
+
+    def fail_once(self: Records, row: dict[str, Any]) -> dict[str, Any]:
+        if row["round"] == 1:
+            raise KeyError("stop")
+        return record_round(self, row)
+
+    settings["algorithm"] = {"name": "fedsoft", "clusters": 3}
+    monkeypatch.setattr(Records, "round", fail_once)
+    with pytest.raises(KeyError):
+        run({**settings, "seed": 7})
+    (stopped,) = Path(settings["output"]["root"]).glob("*seed7*")
+    one_round = run({**settings, "seed": 7, "rounds": 1}).path
+    tables = [RunDirectory(path).read_frame("clients.csv") for path in (stopped, one_round)]
+    shares = [frame[[name for name in frame if name.startswith("share_")]] for frame in tables]
+    assert shares[0].shape == (9, 3)
+    pd.testing.assert_frame_equal(*shares)
 
 
 def test_what_repeats_is_not_to_be_resumed(settings: dict[str, Any]) -> None:

@@ -130,6 +130,7 @@ def assign_newcomers(
         backend.close()
     directory.write_frame("newcomers.csv", frame)
     directory.write_frame("newcomers_communication.csv", Ledger().add(*newcomers.transfers).to_frame())
+    directory.republish()
     return frame
 
 

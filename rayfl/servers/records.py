@@ -63,6 +63,7 @@ class Snapshot:
     clusterings: int
     tables: Mapping[str, GrowingTable]
     last: int | None
+    tested_with: Served | None
 
 
 class Records:
@@ -163,6 +164,7 @@ class Records:
             clusterings=len(self.timeline),
             tables=dict(self._tables),
             last=self._last_round,
+            tested_with=self._tested_with,
         )
 
     def rollback(self, before: Snapshot) -> None:
@@ -176,6 +178,7 @@ class Records:
             for rows in (self.rounds, self.groups, self.diagnostics)
         )
         del self.timeline[before.clusterings :]
+        self._tested_with = before.tested_with
 
     def ari(self, state: ServerState) -> float | None:
         """Agreement with the planted groups (adjusted Rand index), for methods that cluster."""

@@ -128,7 +128,7 @@ class StudyPlots:
         client_maps = list(_maps(self._results, self._point(at)))
         if not client_maps:
             raise RayflError("no finished run has clusters to draw")
-        with rc_context(_STYLE):
+        with rc_context({**_STYLE, **_font_settings([label for label, _ in client_maps])}):
             figure = Picture(figsize=(3.5 * len(client_maps), 3.5), layout="constrained")
             FigureCanvasAgg(figure)
             for axes, (label, draw) in zip(

@@ -93,6 +93,8 @@ def test_after_fine_tuning(tmp_path: Path, method: str) -> None:
     assert tuned != accuracies(ran)
     with pytest.raises(ConfigError, match="did not fine-tune"):
         rayfl.run(settings(tmp_path)).client_model(0, finetuned=True)
+    with pytest.raises(ConfigError, match="clients fine-tune models, a cluster has only the server's"):
+        ran.model(cluster=0, finetuned=True)
 
 
 def test_one_client_s_is_the_same_as_among_all(tmp_path: Path) -> None:
