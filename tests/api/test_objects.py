@@ -91,16 +91,16 @@ def test_settings_beside_an_object_are_kept(arrays):
 
 
 def test_a_network_is_a_class_or_has_been_built(arrays, monkeypatch):
-    Path("own_net.py").write_text(NET)
+    Path("given_net.py").write_text(NET)
     monkeypatch.syspath_prepend(str(Path.cwd()))
     monkeypatch.setattr(plugins, "_loaded", {})
-    net = importlib.import_module("own_net").Net
+    net = importlib.import_module("given_net").Net
     both = {"data": tuple(arrays.values()), "partition": [range(20), range(20, 40)]}
-    assert rayfl.load(SMALL, model=net).model.target == "own_net:Net"
+    assert rayfl.load(SMALL, model=net).model.target == "given_net:Net"
     torch.manual_seed(3)
     built = net()
     result = rayfl.run(SMALL, ["training.lr=1e-30"], model=built, **both)
-    assert [plugin.module for plugin in plugins.loaded()] == ["own_net"]
+    assert [plugin.module for plugin in plugins.loaded()] == ["given_net"]
     torch.testing.assert_close(result.client_model(0)["map.weight"], built.map.weight.detach())
     again = rayfl.resume(result.path, ["rounds=2"])
     torch.testing.assert_close(again.client_model(0)["map.weight"], built.map.weight.detach())
