@@ -125,7 +125,7 @@ def resume(
 
     Raises:
         ConfigError: if it is not a run, another setting is changed, or a plug-in has changed.
-        Damaged: if something in it has the name of one of its files.
+        Damaged: if a folder or pipe is where the run writes a file.
     """
     on_event = on_event or listener()
     directory = RunDirectory.open(path)
@@ -157,7 +157,7 @@ def resume(
             "move the run directory first",
         )
     _check_execution(recorded_config, config, on_event)
-    directory.check_writable()
+    directory.check_files()
     finished = directory.rounds_finished()
     if finished > config.rounds:
         what = f"is {config.rounds:,}, but {finished:,} rounds are complete"

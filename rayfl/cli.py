@@ -651,7 +651,7 @@ def newcomers(
     from rayfl.rundir import RunDirectory
 
     folder = RunDirectory.open(path).path
-    frame = assign_newcomers(path, data, epochs, local_epochs, Owners(column, test_fraction))
+    frame = assign_newcomers(folder, data, epochs, local_epochs, Owners(column, test_fraction))
     lines = [[name.replace("_", " ") for name in frame.columns]]
     for row in frame.head(20).itertuples(index=False):
         lines.append([f"{v:.3g}" if isinstance(v, float) else escape(str(v)) for v in row])
@@ -698,7 +698,7 @@ def models(
 
     run = RunDirectory.open(path)
     folder, number = out_folder or run.path / "models" / "clients", 0
-    for number, (client, tensors) in enumerate(client_models(path, clients, finetuned), 1):
+    for number, (client, tensors) in enumerate(client_models(run.path, clients, finetuned), 1):
         if number == 1:
             _say(f"{size(sum(t.numel() * t.element_size() for t in tensors.values()))} a client")
             files.make(folder, parents=True)

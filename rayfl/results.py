@@ -147,7 +147,7 @@ class Result:
         Args:
             x: inputs as the dataset stores them ``(n, *shape)``; the run's :attr:`scaling` is applied to
                 them. Images may also be ``(n, H, W)`` or ``(n, H, W, C)``. If the run's data are a table,
-                also a table with the same columns of features.
+                a data frame with the same columns of features is also accepted.
             client, cluster: whose model, see :meth:`model`.
 
         Returns:
@@ -156,6 +156,7 @@ class Result:
         Raises:
             ConfigError: as :meth:`model`, or if the inputs have another shape than the run's, or only one of
                 the two consists of pixels (uint8).
+            DataError: if a table lacks a column, or has a value that the run's table has not.
         """
         import numpy as np
         import pandas as pd

@@ -307,8 +307,8 @@ class RunDirectory:
         whole = table.endswith(b"\n") and header.startswith(b"round,")
         return len(lines) if whole and len(lines) == rounds else 0
 
-    def check_writable(self) -> None:
-        """Refuse folders, pipes and the like that have the names of files which the run writes.
+    def check_files(self) -> None:
+        """Refuse folders, pipes and the like where the run writes files.
 
         Raises:
             Damaged

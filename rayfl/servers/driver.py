@@ -424,10 +424,12 @@ class Driver:
 
     def _note_absent_servers(self, state: ServerState) -> None:
         """Note if an outage that begins names clusters that do not exist: their number is known only now."""
+        if self.setup.edges is not None:  # numbers of edges are checked before the run
+            return
         for outage in self.setup.outages:
-            absent = [server for server in outage.servers if server >= state.models]
-            if self.setup.edges is None and outage.round == state.round and absent:
-                what = f"no cluster {', '.join(map(str, absent))}, so the outage does not affect it"
+            absent = [str(server) for server in outage.servers if server >= state.models]
+            if outage.round == state.round and absent:
+                what = f"no cluster {', '.join(absent)}, so the outage does not affect it"
                 self._note(f"round {state.round + 1}: there is {what}; use 0 to {state.models - 1}")
 
     def _remark(self, round: int, ids: Sequence[int], text: str) -> None:

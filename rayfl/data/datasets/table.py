@@ -13,7 +13,7 @@ from typing_extensions import override
 from rayfl.data.base import Dataset, MoreSamples, Samples
 from rayfl.data.own import TestBy, check_seed, draw_tests, split_numbering
 from rayfl.data.tables import check_file, line_of, read_table, require
-from rayfl.data.tabular import Roles, as_text, encode, features_of, known_values
+from rayfl.data.tabular import Place, Roles, as_text, encode, features_of, known_values
 from rayfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,23 +107,16 @@ class Table(Dataset):
     @override
     def read_more(self, path: Path, own: Samples) -> MoreSamples:
         """Read another table with the same columns, in any order, and the run's categories and classes."""
-        import pandas as pd
-
         run_rows, roles = self._run_rows(), Roles(self.label, (), self.categorical, self.targets)
         new_table = read_table(path, ids=self.exclude)
         require(new_table, tuple(run_rows.columns), str(path))
         rows = new_table.index.to_numpy()
 
         def at(row: int) -> str:
-            return line_of(path, int(rows[max(0, row - len(run_rows))]))
+            return line_of(path, int(rows[max(0, row)]))
 
-        converted = known_values(
-            new_table[run_rows.columns].reset_index(drop=True),
-            run_rows,
-            roles,
-            lambda row: at(row + len(run_rows)),
-        )
-        table = encode(pd.concat([run_rows, converted], ignore_index=True), roles, str(path), at)
+        both = _with_new_rows(run_rows, new_table, roles, at)
+        table = encode(both, roles, str(path), lambda row: at(row - len(run_rows)))
         texts = {str(name): as_text(new_table[name]) for name in new_table.columns if name not in run_rows}
         return MoreSamples(
             table.x[len(run_rows) :],
@@ -134,21 +127,17 @@ class Table(Dataset):
 
     @override
     def inputs_of(self, frame: pd.DataFrame) -> NDArray[np.float32]:
-        """The features of rows with the run's categories; their other columns are ignored."""
-        import pandas as pd
-
+        """The features of rows, with the run's categories; other columns are ignored."""
         roles = Roles(self.label, (), self.categorical, self.targets)
-        run_rows = self._run_rows()
-        run_rows = run_rows.drop(columns=list(roles.predicted))
+        run_rows = self._run_rows().drop(columns=list(roles.predicted))
         require(frame, tuple(run_rows.columns), "the table")
 
         def at(row: int) -> str:
-            return f"the table: row {frame.index[max(0, row - len(run_rows))]}"
+            return f"the table: row {frame.index[max(0, row)]}"
 
-        new_rows = frame[run_rows.columns].reset_index(drop=True)
-        converted = known_values(new_rows, run_rows, roles, lambda row: at(row + len(run_rows)))
-        both = pd.concat([run_rows, converted], ignore_index=True)
-        return features_of(both, roles, "the table", at)[len(run_rows) :]
+        both = _with_new_rows(run_rows, frame, roles, at)
+        x = features_of(both, roles, "the table", lambda row: at(row - len(run_rows)))
+        return x[len(run_rows) :]
 
     def _run_rows(self) -> pd.DataFrame:
         """The rows of the run's tables, by which values are numbered, without the excluded columns."""
@@ -157,3 +146,11 @@ class Table(Dataset):
         frames = [read_table(each) for each in (self.path, self.test_path) if each is not None]
         rows = pd.concat([each[frames[0].columns] for each in frames], ignore_index=True)
         return rows.drop(columns=[name for name in self.exclude if name in rows])
+
+
+def _with_new_rows(run_rows: pd.DataFrame, new: pd.DataFrame, roles: Roles, place: Place) -> pd.DataFrame:
+    """The run's rows, followed by the same columns of ``new``; ``place`` names a row of ``new``."""
+    import pandas as pd
+
+    new_rows = new[run_rows.columns].reset_index(drop=True)
+    return pd.concat([run_rows, known_values(new_rows, run_rows, roles, place)], ignore_index=True)
