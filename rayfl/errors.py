@@ -35,6 +35,13 @@ class ConfigError(RayflError):
         return f"{self.where}: {self.what}" + (f"; {self.remedy}" if self.remedy else "")
 
 
+def not_a_run(path: object, exists: bool = True) -> ConfigError:
+    """The error where a run directory was expected; ``exists``: whether there is anything at this path."""
+    if not exists:
+        return ConfigError(str(path), "no such directory", "give the directory of a run")
+    return ConfigError(str(path), "not a run directory", "it holds no config.yaml")
+
+
 class DataError(RayflError):
     """A dataset is missing, broken, or cannot be divided as asked."""
 

@@ -36,7 +36,7 @@ from urllib.parse import parse_qsl, quote
 
 import psutil
 
-from rayfl.errors import ConfigError, DiskError, Held
+from rayfl.errors import DiskError, Held, not_a_run
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "file")
 """Schemes of URLs of object storage, and of file systems without locks."""
@@ -367,7 +367,7 @@ class Remote:
         if "config.yaml" not in remote_files:
             if (folder / "config.yaml").is_file():  # the folder was never published
                 return
-            raise ConfigError(str(self), "not a run directory", "it holds no config.yaml")
+            raise not_a_run(self)
         if (folder / _ROOT_FILE).is_file() and _progress(set(_run_files(folder))) >= _progress(
             set(remote_files)
         ):

@@ -44,7 +44,7 @@ from rayfl.data.arrays import fingerprint, one_line
 from rayfl.data.events import Stage
 from rayfl.data.federation import division
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, Damaged, DataError, DiskError, Held, RayflError
+from rayfl.errors import ConfigError, Damaged, DataError, DiskError, Held, RayflError, not_a_run
 from rayfl.remote import Remote, is_url, newest, plain, split, staging
 
 if TYPE_CHECKING:
@@ -262,12 +262,12 @@ class RunDirectory:
             root, name = split(str(path))
             remote, path = Remote(root, name), staging(root) / name
             if not remote.is_run() and not (path / "config.yaml").is_file():
-                raise ConfigError(plain(remote.url), "not a run directory", "it holds no config.yaml")
+                raise not_a_run(plain(remote.url))
             remote.fetch(path)
         # Path.resolve raises where links go round in circles
         run = cls(Path(os.path.realpath(os.path.expanduser(path))))
         if not os.path.isfile(run.path / "config.yaml"):  # Path.is_file raises where the path is too long
-            raise ConfigError(str(path), "not a run directory", "it holds no config.yaml")
+            raise not_a_run(path, os.path.exists(run.path))
         return run
 
     @classmethod

@@ -129,7 +129,7 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _bounded_and_absolute(cls, value: Any, info: ValidationInfo) -> Any:
-        """Bound integers that have no upper bound of their own, and make paths absolute.
+        """Bound numbers that have no upper bound of their own, and make paths absolute.
 
         Workers, and a process that resumes a run, may be in another folder.
         """
@@ -147,6 +147,8 @@ class Section(BaseModel):
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, int) and abs(number) > _LARGEST:
                     raise ValueError(f"{_digits(number)} is too large; expected at most {_LARGEST}")
+                if isinstance(number, float) and abs(number) > _LARGEST_FLOAT:
+                    raise ValueError(f"{number:g} is too large; expected at most {_LARGEST_FLOAT:g}")
         return value
 
 
@@ -159,6 +161,9 @@ _RAYFL = __name__.partition(".")[0] + "."
 
 _LARGEST = 2**31 - 1
 """Largest value of integers that declare no upper bound: NumPy and PyTorch multiply them in 64 bits."""
+
+_LARGEST_FLOAT = 3e38
+"""Largest value of other numbers that declare no upper bound: models are computed in float32."""
 
 
 _LONGEST_PATH, _LONGEST_NAME = 4095, 255

@@ -120,7 +120,8 @@ class Drift(ClientEvent):
 
     - ``new_classes``: their samples are replaced by as many samples of classes that they did not have;
     - ``permuted_labels``: the same samples under other labels;
-    - ``group``: samples (and labels) like those of another planted group.
+    - ``group``: samples (and labels) like those of another planted group. Named clients that are in the group
+      ``to`` already keep their data.
 
     New samples are taken from those that no client has, or that clients drifting in the same round give
     back; with ``reuse`` also from those of other clients, which keep them. Planted groups change too: clients
@@ -458,9 +459,15 @@ def _drift(
     for place, event in events:
         rng = generator(shares.seed, "event", place)
         candidates = population.active & ~drifted
-        if event.to is not None and not isinstance(event.clients, tuple) and population.groups is not None:
-            candidates &= population.groups != event.to
-        ids = choose(event, place, candidates, population.groups, rng, population.names)
+        named, groups = isinstance(event.clients, tuple), population.groups
+        if event.to is not None and not named and groups is not None:
+            candidates &= groups != event.to
+        ids = choose(event, place, candidates, groups, rng, population.names)
+        if event.to is not None and named and groups is not None:
+            ids = ids[groups[ids] != event.to]  # the others keep their data
+            if not len(ids):
+                what = f"all of these clients are in group {event.to} already"
+                raise ConfigError(f"events.{place}.clients", what, "name clients of other groups")
         drifted[ids] = True
         if event.kind == "permuted_labels":
             renaming.append((place, event, ids))

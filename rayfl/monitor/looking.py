@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from rayfl import remote
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, not_a_run
 from rayfl.monitor.status import Status
 
 _SILENCE = 30.0
@@ -73,21 +73,17 @@ def view(path: Path | str) -> RunView:
             (copy := Path(folder) / remote_run.name).mkdir()
             remote_run.glance(copy)
             if not (copy / "config.yaml").is_file():
-                raise _no_run(remote_run)
+                raise not_a_run(remote_run)
             return replace(view(copy), path=remote_run.url)
     path = Path(path)
     if not (path / "config.yaml").is_file():
-        raise _no_run(path)
+        raise not_a_run(path, os.path.exists(path))
     status = Status.read(path) or _status_without_file(path)
     if status.active and not _alive(status):
         last_sign = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.updated))
         why = f"its process was killed or its machine is gone; last sign of life {last_sign}"
         status = replace(status, state="failed", why=why)
     return RunView(path, status)
-
-
-def _no_run(path: object) -> ConfigError:
-    return ConfigError(str(path), "not a run directory", "it holds no config.yaml")
 
 
 def is_root(path: Path | str) -> bool:

@@ -20,7 +20,7 @@ class Training(Section):
     )
     epochs: int = Field(5, ge=1, description="local epochs E")
     batch_size: int = Field(10, ge=1, description="batch size B; the last batch of an epoch may be shorter")
-    lr: float = Field(0.01, gt=0, le=3e38, description="learning rate eta")
+    lr: float = Field(0.01, gt=0, description="learning rate eta")
     momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum, restarted every round")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty added to the gradient, as torch.optim.SGD")
     schedule: Literal["constant", "exponential", "cosine", "inverse"] = Field(

@@ -127,7 +127,8 @@ def test_a_number_is_no_part():
         ("training.momentum=1", "training.momentum: got 1; expected a number >= 0 and < 1"),
         ("training.lr=nan", "training.lr: got 'nan'; expected a finite number > 0"),
         ("training.lr=.inf", "training.lr: got inf; expected a finite number > 0"),
-        ("training.lr=1e308", "training.lr: got 1e+308; expected a number > 0 and <= 3e+38"),
+        ("training.lr=1e308", "training.lr: 1e+308 is too large; expected at most 3e+38"),
+        ("algorithm={name: qfedavg, q: 1e300}", "algorithm.q: 1e+300 is too large; expected at most 3e+38"),
         ("training.lr=0,1", "training.lr: got '0,1'; expected a number > 0"),
         ("training.lr.x=3", "training.lr: got a section; expected a number > 0"),
         (

@@ -396,6 +396,19 @@ def test_drift_to_another_group() -> None:
         assert abs(int(counts[4]) - 5) <= 2  # as the others of group 2, who have 10 samples of two labels
 
 
+def test_named_clients_that_are_in_the_new_group_keep_their_data() -> None:
+    partition = make("tasks", tasks=[{**task, "samples": 10} for task in GROUPED])
+    drift = {"name": "drift", "round": 5, "kind": "group", "to": 2}
+    first = stages_of([{**drift, "clients": 2}], partition)[0].federation
+    assert first.groups is not None
+    there, elsewhere = np.flatnonzero(first.groups == 2).tolist(), np.flatnonzero(first.groups != 2).tolist()
+    second = stages_of([{**drift, "clients": [there[0], elsewhere[0]]}], partition)[1]
+    assert second.drifted.tolist() == elsewhere[:1]
+    np.testing.assert_array_equal(held_by(second.federation, there[0]), held_by(first, there[0]))
+    with pytest.raises(ConfigError, match=r"events.0.clients: all of these clients are in group 2 already"):
+        stages_of([{**drift, "clients": there}], partition)
+
+
 def held_by(federation: Federation, client: int) -> NDArray[np.int32]:
     return np.concatenate([federation.train[client], federation.validation[client]])
 
