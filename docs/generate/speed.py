@@ -3,8 +3,9 @@
 ``python docs/generate/speed.py`` measures workloads, methods and networks (minutes on an idle machine; on a
 busy one the times say little), writes them to ``speed.json`` beside this file, and the tables to the page.
 Each figure of methods and networks is written to ``build/`` as it is measured: stopped and called again, it
-goes on where it was. ``--only methods`` measures one of them, ``--only gpu`` all that is measured on a GPU,
-``--written`` none: it writes the tables of ``speed.json``.
+goes on where it was. ``--only methods`` measures one of them, ``--only bf16`` the networks in reduced
+precision, too, ``--only gpu`` all that is measured on a GPU, ``--written`` none: it writes the tables of
+``speed.json``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 FIGURES = Path(__file__).with_name("speed.json")
 PAGE = Path(__file__).parents[1] / "reference" / "speed.md"
 UNFINISHED = Path(__file__).parents[2] / "build"
-ON_CPU, ON_GPU = ("workloads", "methods", "networks"), "gpu"
+ON_CPU, REDUCED, ON_GPU = ("workloads", "methods", "networks"), "bf16", "gpu"
 WORKLOADS = ("W1", "W2", "W3")
 
 
@@ -60,6 +61,24 @@ def networks(rows: Sequence[Mapping[str, Any]], unit: str = "CPU s") -> str:
     return "\n".join(lines)
 
 
+def reduced(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Time of networks in float32 and in bfloat16, each in the engine that ``auto`` takes for it."""
+    lines = [
+        "| network | engine | float32, CPU s | engine for bf16 | bf16, CPU s | times faster |",
+        "| --- |" + " --- |" * 5,
+    ]
+    for row in rows:
+        cells = (
+            f"`{row['engine']}`",
+            _short(row["seconds"]),
+            f"`{row['reduced_engine']}`",
+            _short(row["reduced_seconds"]),
+            f"{row['reduced_ratio']:.2f}",
+        )
+        lines.append(f"| {row['network']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
@@ -91,6 +110,7 @@ def written(page: str, figures: Mapping[str, Any]) -> str:
         "workloads": workloads,
         "methods": methods,
         "networks": networks,
+        REDUCED: reduced,
         ON_GPU: gpu,
     }
     for name, table in tables.items():
@@ -110,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=[*ON_CPU, ON_GPU])
+    parser.add_argument("--only", choices=[*ON_CPU, REDUCED, ON_GPU])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--written", action="store_true")
     given = parser.parse_args()
@@ -124,10 +144,11 @@ def main() -> None:
             so_far = UNFINISHED / f"speed-{name}.json"
             so_far.parent.mkdir(exist_ok=True)
             on_gpu = name == ON_GPU
-            tasks = [] if on_gpu else list(WORKLOADS) if name == "workloads" else [name]
-            device = "cuda" if on_gpu else "cpu"
-            found = bench(tasks, given.rounds, so_far, Console(), device)
-            measured = {part: found[part] for part in ("workloads", "networks")} if on_gpu else found[name]
+            tasks = {"workloads": list(WORKLOADS), REDUCED: ["networks"], ON_GPU: []}.get(name, [name])
+            device, precision = "cuda" if on_gpu else "cpu", "bf16" if name == REDUCED else "float32"
+            found = bench(tasks, given.rounds, so_far, Console(), device, precision=precision)
+            both, key = ("workloads", "networks"), "networks" if name == REDUCED else name
+            measured = {part: found[part] for part in both} if on_gpu else found[key]
             figures |= {name: measured, f"{name}_machine": found["machine"]}
             FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
     PAGE.write_text(written(PAGE.read_text(), figures))

@@ -130,9 +130,12 @@ def test_measured_figures_become_tables() -> None:
         "methods_machine": machine,
         "networks": [network],
         "networks_machine": machine,
+        "bf16": [{**network, "reduced_engine": "loop", "reduced_seconds": 0.4, "reduced_ratio": 1.25}],
+        "bf16_machine": machine,
     }
     page = speed.written(speed.PAGE.read_text(), figures)
     assert "| `solo` | 12.3 | 5.00 | 1.00 | 5 | 2.50 | 0.50 | – | – | – |" in page
     assert "| skip | `vmap` | 1 | 0.5 | 2 | 0.25 | 2 |" in page
-    assert page.count("Measured on P, 2 cores, Python 3.11.") == 2
+    assert "| skip | `vmap` | 0.5 | `loop` | 0.4 | 1.25 |" in page
+    assert page.count("Measured on P, 2 cores, Python 3.11.") == 3
     assert speed.written(page, figures) == page
