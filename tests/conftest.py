@@ -83,8 +83,12 @@ def _on_ray(file: str) -> frozenset[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On Ray several processes import torch before anything happens: on a busy machine that takes minutes."""
+    """Tests that wait for long: on a busy machine a slow test takes several times as long, and on Ray several
+    processes import torch before anything happens.
+    """
     for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(1800))
         if not item.get_closest_marker("ray"):
             if "ray_cluster" in getattr(item, "fixturenames", ()):
                 raise pytest.UsageError(f"{item.nodeid}: starts Ray and is not marked")
