@@ -83,8 +83,8 @@ def _on_ray(file: str) -> frozenset[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that wait for long: on a busy machine a slow test takes several times as long, and on Ray several
-    processes import torch before anything happens.
+    """Set time limits for a busy machine: slow tests take several times as long there, and before a test on
+    Ray begins, several processes import torch.
     """
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):

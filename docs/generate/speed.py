@@ -144,11 +144,11 @@ def main() -> None:
             so_far = UNFINISHED / f"speed-{name}.json"
             so_far.parent.mkdir(exist_ok=True)
             on_gpu = name == ON_GPU
-            tasks = {"workloads": list(WORKLOADS), REDUCED: ["networks"], ON_GPU: []}.get(name, [name])
+            part = "networks" if name == REDUCED else name
+            tasks = [] if on_gpu else list(WORKLOADS) if name == "workloads" else [part]
             device, precision = "cuda" if on_gpu else "cpu", "bf16" if name == REDUCED else "float32"
-            found = bench(tasks, given.rounds, so_far, Console(), device, precision=precision)
-            both, key = ("workloads", "networks"), "networks" if name == REDUCED else name
-            measured = {part: found[part] for part in both} if on_gpu else found[key]
+            found = bench(tasks, given.rounds, so_far, Console(), device, precision)
+            measured = {each: found[each] for each in ("workloads", "networks")} if on_gpu else found[part]
             figures |= {name: measured, f"{name}_machine": found["machine"]}
             FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
     PAGE.write_text(written(PAGE.read_text(), figures))

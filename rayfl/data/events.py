@@ -460,14 +460,14 @@ def _drift(
         rng = generator(shares.seed, "event", place)
         candidates = population.active & ~drifted
         named, groups = isinstance(event.clients, tuple), population.groups
-        if event.to is not None and not named and groups is not None:
-            candidates &= groups != event.to
+        elsewhere = np.ones_like(candidates) if event.to is None or groups is None else groups != event.to
+        if not named:
+            candidates &= elsewhere
         ids = choose(event, place, candidates, groups, rng, population.names)
-        if event.to is not None and named and groups is not None:
-            ids = ids[groups[ids] != event.to]  # the others keep their data
-            if not len(ids):
-                what = f"all of these clients are in group {event.to} already"
-                raise ConfigError(f"events.{place}.clients", what, "name clients of other groups")
+        ids = ids[elsewhere[ids]]  # named clients that are in the group already keep their data
+        if named and not len(ids):
+            what = f"all of these clients are in group {event.to} already"
+            raise ConfigError(f"events.{place}.clients", what, "name clients of other groups")
         drifted[ids] = True
         if event.kind == "permuted_labels":
             renaming.append((place, event, ids))
