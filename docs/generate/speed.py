@@ -61,17 +61,17 @@ def networks(rows: Sequence[Mapping[str, Any]], unit: str = "CPU s") -> str:
     return "\n".join(lines)
 
 
-def reduced(rows: Sequence[Mapping[str, Any]]) -> str:
+def reduced(rows: Sequence[Mapping[str, Any]], unit: str = "CPU s") -> str:
     """Time of networks in float32 and in bfloat16, each in the engine that ``auto`` takes for it."""
     lines = [
-        "| network | engine | float32, CPU s | engine for bf16 | bf16, CPU s | times faster |",
+        f"| network | engine | float32, {unit} | engine for bf16 | bf16, {unit} | times faster |",
         "| --- |" + " --- |" * 5,
     ]
     for row in rows:
         cells = (
-            f"`{row['engine']}`",
+            _engine(row["engine"]),
             _short(row["seconds"]),
-            f"`{row['reduced_engine']}`",
+            _engine(row["reduced_engine"]),
             _short(row["reduced_seconds"]),
             f"{row['reduced_ratio']:.2f}",
         )
@@ -100,8 +100,9 @@ def workloads(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def gpu(found: Mapping[str, Any]) -> str:
-    """The workloads and the networks on a GPU."""
-    return f"{workloads(found['workloads'])}\n\n{networks(found['networks'], 's')}"
+    """The workloads and the networks on a GPU, and the networks in reduced precision."""
+    rows = found["networks"]
+    return "\n\n".join([workloads(found["workloads"]), networks(rows, "s"), reduced(rows, "s")])
 
 
 def written(page: str, figures: Mapping[str, Any]) -> str:
@@ -140,16 +141,22 @@ def main() -> None:
 
         from rayfl.bench.command import bench
 
+        UNFINISHED.mkdir(exist_ok=True)
+
+        def measured(part: str, device: str = "cpu", precision: str = "float32") -> Mapping[str, Any]:
+            tasks = list(WORKLOADS) if part == "workloads" else [part]
+            so_far = UNFINISHED / f"speed-{part}-{device}-{precision}.json"
+            return bench(tasks, given.rounds, so_far, Console(), device, precision)
+
         for name in [given.only] if given.only else ON_CPU:
-            so_far = UNFINISHED / f"speed-{name}.json"
-            so_far.parent.mkdir(exist_ok=True)
-            on_gpu = name == ON_GPU
-            part = "networks" if name == REDUCED else name
-            tasks = [] if on_gpu else list(WORKLOADS) if name == "workloads" else [part]
-            device, precision = "cuda" if on_gpu else "cpu", "bf16" if name == REDUCED else "float32"
-            found = bench(tasks, given.rounds, so_far, Console(), device, precision)
-            measured = {each: found[each] for each in ("workloads", "networks")} if on_gpu else found[part]
-            figures |= {name: measured, f"{name}_machine": found["machine"]}
+            if name == ON_GPU:
+                parts = [measured("workloads", "cuda"), measured("networks", "cuda", "bf16")]
+                rows = {each: part[each] for part in parts for each in part if each in ON_CPU}
+                figures |= {name: rows, f"{name}_machine": parts[0]["machine"]}
+            else:
+                part = "networks" if name == REDUCED else name
+                found = measured(part, precision="bf16" if name == REDUCED else "float32")
+                figures |= {name: found[part], f"{name}_machine": found["machine"]}
             FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
     PAGE.write_text(written(PAGE.read_text(), figures))
 

@@ -205,10 +205,9 @@ def open_engine(
     where = device.type if precision == "float32" else f"{device.type} in {precision}"
     if device.type == "cpu" or not isinstance(engine, BatchedEngine):
         return engine, f"{name} on {where}"
-    if engine.network.draws:
-        # No trial: on a GPU a plain module and a generator per client draw different numbers.
-        return engine, f"{name} on {where} without graphs: each client draws random numbers of its own"
-    problem = _problem(lambda: _full_trial(spec, name, precision, device)[0], "the plain loop")
+    problem = ""
+    if not engine.network.draws:  # on a GPU a plain module and a generator per client draw different numbers
+        problem = _problem(lambda: _full_trial(spec, name, precision, device)[0], "the plain loop")
     if problem:
         loop = LoopEngine(spec, batches, seed, precision=precision)
         return loop, f"loop on {where}, not {name}: {problem}"

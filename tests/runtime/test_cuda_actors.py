@@ -100,6 +100,16 @@ def test_the_same_bits_on_any_number_of_actors(
     assert "batched on cuda with graphs" in (directory / "log.jsonl").read_text()
 
 
+def test_a_run_that_is_continued_has_the_same_bits(start: Start, alone: Callable[[str], Result]) -> None:
+    """Its second half has other processes and newly recorded steps, and one actor in place of two."""
+    directory = start("scaffold", "execution.actors=2", "rounds=2")
+    command = [sys.executable, "-m", "rayfl", "resume", str(directory), "rounds=4", "execution.actors=1"]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same(Result(directory), alone("scaffold"))
+
+
 def test_a_killed_actor_changes_no_bit(start: Start, alone: Callable[[str], Result]) -> None:
     import psutil
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rayfl.training.batched.dropout import Draw, Dropout, drawn
+from rayfl.training.batched.dropout import Draw, Dropout, fill
 from rayfl.training.batched.layers import Step
 
 CAUSAL = nn.Transformer.generate_square_subsequent_mask(6)
@@ -49,7 +49,8 @@ def test_draws_are_those_of_the_function(rows: int) -> None:
     first, second = functional.dropout(x, 0.5), functional.dropout(z, 0.2)
     step = Step([torch.Generator().manual_seed(7)], None, [rows])
     draws = [Draw((5, 2), 0.5, (1, 0, 2)), Draw((3,), 0.2, (0, 1))]
-    one, other = drawn(draws, 1, 4, step, x)
+    one, other = (torch.full((1, 4, *draw.shape), 9.0) for draw in draws)
+    fill([one, other], draws, step)
     assert torch.equal(one[0, :rows] * x, first)
     assert torch.equal(other[0, :rows] * z, second)
     assert not one[0, rows:].any()

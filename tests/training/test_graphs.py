@@ -42,6 +42,7 @@ from rayfl.training.batched.vmap import VmapNetwork
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine, open_engine, try_recording
 from rayfl.training.loop import LoopEngine
+from tests.training import fused_cell
 from tests.training.bounds import Truth
 from tests.training.conftest import make_samples, stepwise
 from tests.training.test_recurrent import texts
@@ -60,6 +61,7 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "mthfl_cnn": ("mthfl_cnn", {}, (3, 32, 32)),
     "subfedavg_cnn": ("subfedavg_cnn", {}, (1, 28, 28)),
     "averaging": ("averaging", {}, (1, 8, 8)),
+    "dropping": ("dropping", {}, (1, 8, 8)),
     "lstm": ("lstm", {"depth": 2, "embedding": 5, "hidden": 6}, (5,)),
 }
 LARGE = ("leaf_cnn", "resnet9", "mthfl_cnn")
@@ -79,6 +81,21 @@ class Averaging(Model):
         return nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), pool, flat, norm, nn.Linear(27, classes))
 
 
+class Dropping(Model):
+    """Drops pixels and features."""
+
+    name: str = "dropping"
+
+    @property
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        return {"conv": ("0",), "inner": ("4",), "out": ("6",)}
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        conv, inner = nn.Conv2d(1, 3, 3, stride=2), nn.Linear(27, 8)
+        some, half = nn.Dropout(0.3), nn.Dropout(0.5)
+        return nn.Sequential(conv, nn.Tanh(), some, nn.Flatten(), inner, half, nn.Linear(8, classes))
+
+
 class Grouped(Model):
     """Convolutions with groups, strides, dilation and without bias."""
 
@@ -94,7 +111,7 @@ class Grouped(Model):
         return nn.Sequential(first, nn.ReLU(), second, nn.Flatten(), nn.Linear(27, classes))
 
 
-PARTS = {**MODELS, "averaging": Averaging, "grouped": Grouped}
+PARTS = {**MODELS, "averaging": Averaging, "dropping": Dropping, "grouped": Grouped}
 
 
 class Again:
@@ -153,6 +170,8 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers do as they do on a GPU: without compiled loops, which write behind PyTorch's back."""
     for module in (layers, parameters, fused, network, recurrent):
         monkeypatch.setattr(module, "on_gpu", lambda tensor: True)
+    monkeypatch.setattr(recurrent, "_cell", fused_cell.cell)
+    monkeypatch.setattr(recurrent, "_cell_backward", fused_cell.cell_backward)
 
 
 def make_case(case: str) -> tuple[ModelSpec, Samples, list[int]]:
@@ -217,7 +236,7 @@ def test_every_kind_of_layer(case: str, as_on_a_gpu: None) -> None:
     assert engine.recorded.replays > recorder.recorded > 0
 
 
-def test_the_cases_have_every_kind_of_layer_that_does_not_draw() -> None:
+def test_the_cases_have_every_kind_of_layer() -> None:
     def kinds(layer: layers.Layer) -> set[type]:
         inside = [*getattr(layer, "layers", ()), *filter(None, [getattr(layer, "inner", None)])]
         return {type(layer)}.union(*map(kinds, inside))
@@ -233,7 +252,7 @@ def test_the_cases_have_every_kind_of_layer_that_does_not_draw() -> None:
 
     # Those that make one sample of a text are tried with the networks of tests/models/test_own_texts.py.
     of_texts = {"MeanOfWords", "WordAt"}
-    assert {kind.__name__ for kind in ends(layers.Layer) - found} == {"Dropout"} | of_texts
+    assert {kind.__name__ for kind in ends(layers.Layer) - found} == of_texts
 
 
 @pytest.mark.parametrize("case", [case for case in MODEL_CASES if case not in LARGE])
@@ -389,8 +408,9 @@ def test_recordings_of_former_rates_make_room(monkeypatch: pytest.MonkeyPatch) -
     assert recorder.recorded == before + 3
 
 
-def test_vmap_is_recorded_too() -> None:
-    spec, samples, sizes = make_case("mlp")
+@pytest.mark.parametrize("case", ["mlp", "dropping"])
+def test_vmap_is_recorded_too(case: str) -> None:
+    spec, samples, sizes = make_case(case)
     ordinary, recording = (stepwise(spec, Batches(samples, CPU), 0, VmapNetwork(spec)) for _ in range(2))
     recording.record(Again())
     assert_same_bits(rounds(recording, PLAIN, sizes), rounds(ordinary, PLAIN, sizes))
@@ -416,13 +436,6 @@ def test_a_recorded_step_of_vmap_is_a_function_of_its_fixed_memory_alone() -> No
         assert set(counters[0].values()) == {int(blocks[0].steps.max())}
     assert recording.recorded is not None
     assert recording.recorded.replays > 4
-
-
-def test_what_draws_random_numbers_is_not_recorded() -> None:
-    spec = ModelSpec.of(MODELS["mlp"](hidden=[9], dropout=0.5), (1, 4, 4), 5, 0)
-    engine = BatchedEngine(spec, Batches(make_samples((1, 4, 4), 60, 5), CPU), 0)
-    with pytest.raises(Unsupported, match="random numbers"):
-        engine.record(Again())
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------
@@ -588,12 +601,17 @@ def test_graphs_are_left_out_where_it_does_not(
     assert engine.recorded is None
 
 
-def test_graphs_may_be_switched_off_and_dropout_goes_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_may_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, why = opened(monkeypatch, Again(), graphs=False)
     assert (engine.recorded, why) == (None, "batched on cuda without graphs, as set")
+
+
+def test_dropout_is_recorded_without_a_trial_against_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that draws other numbers."""
+    monkeypatch.setattr(engines, "_full_trial", None)  # not called
     engine, why = opened(monkeypatch, Again(), dropout=0.5)
-    assert engine.recorded is None
-    assert "random numbers" in why
+    assert why == "batched on cuda with graphs"
+    assert engine.recorded is not None
 
 
 def test_an_engine_that_errs_on_the_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,7 +54,7 @@ def test_engines_train_there(case: str, engine: str, elsewhere: Callable[..., An
 @pytest.mark.parametrize(
     "case",
     [
-        *(case for case in MODEL_CASES if case not in (*LARGE, "lstm")),
+        *(case for case in MODEL_CASES if case not in LARGE),
         "grouped",
         *(pytest.param(case, marks=pytest.mark.slow) for case in LARGE),
     ],
@@ -64,11 +64,6 @@ def test_every_network_trains_there(case: str, elsewhere: Callable[..., Any]) ->
     outcome = elsewhere(pretended.trained, case, "batched")
     assert outcome.opened == "batched on pretended with graphs"
     check(outcome, case)
-
-
-def test_the_lstm_trains_there(elsewhere: Callable[..., Any]) -> None:
-    """Without a trial against PyTorch's own, whose fused cell only CUDA has."""
-    check(elsewhere(pretended.trained, "lstm", "batched", "", "sgd", False), "lstm")
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -1,8 +1,9 @@
-"""Dropout under ``torch.func``: every client draws what it would draw alone, before the forward pass.
+"""Dropout for many clients: every client draws what it would draw alone, before the forward pass.
 
-``torch.func`` has one generator for all clients, whose draws would depend on which clients train together. So
-a rehearsal lists what a forward pass draws. Before each step these numbers are drawn for each client from its
-own generator, in the order of the plain loop, and the forward pass uses them where it would have drawn.
+What a forward pass draws is listed once, for ``torch.func`` in a rehearsal. Before each step these numbers
+are drawn for each client from its own generator, in the order of the plain loop, and the forward pass uses
+them where it would have drawn: ``torch.func`` has one generator for all clients, whose draws would depend on
+which clients train together, and recorded steps would draw what they drew when they were recorded.
 """
 
 from __future__ import annotations
@@ -188,18 +189,17 @@ def given(factors: Iterable[torch.Tensor]) -> Dropout:
     return Dropout(lambda shape, p, order: next(remaining))
 
 
-def drawn(
-    draws: Sequence[Draw], clients: int, rows: int, step: Step, like: torch.Tensor
-) -> list[torch.Tensor]:
+def fill(factors: Sequence[torch.Tensor], draws: Sequence[Draw], step: Step) -> None:
     """Draw the factors of a step, ``(C, B, *shape)`` each, for C clients and B rows; 0 for padding."""
-    factors = [torch.zeros((clients, rows, *draw.shape), device=like.device) for draw in draws]
-    for client in range(clients):
-        count = rows if step.lengths is None else step.lengths[client]
-        for draw, tensor in zip(draws, factors, strict=True):
+    for draw, tensor in zip(draws, factors, strict=True):
+        if step.lengths is not None:
+            tensor.zero_()
+        for client, generator in enumerate(step.generators[: len(tensor)]):
+            count = tensor.shape[1] if step.lengths is None else step.lengths[client]
             client_factors = tensor[client, :count].permute(draw.order)
-            client_factors.copy_(
-                torch.empty_like(client_factors, memory_format=torch.contiguous_format)
-                .bernoulli_(1 - draw.p, generator=step.generators[client])
-                .div_(1 - draw.p)
-            )
-    return factors
+            if client_factors.is_contiguous():
+                client_factors.bernoulli_(1 - draw.p, generator=generator)
+            else:  # drawn in the order of its own memory, not of this one
+                own = torch.empty_like(client_factors, memory_format=torch.contiguous_format)
+                client_factors.copy_(own.bernoulli_(1 - draw.p, generator=generator))
+        tensor.div_(1 - draw.p)

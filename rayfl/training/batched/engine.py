@@ -80,13 +80,7 @@ class BatchedEngine:
         self.forward = Forward(spec, self.module, compiled_forward)
 
     def record(self, recorder: Recorder) -> None:
-        """From now on, record each kind of step that recurs, and replay it.
-
-        Raises:
-            Unsupported: if the network draws random numbers: every client has its own generator.
-        """
-        if self.network.draws:
-            raise Unsupported("each client draws random numbers of its own")
+        """From now on, record each kind of step that recurs, and replay it."""
         self.recorded, self.compiled = RecordedSteps(recorder, self.batches.device), None
 
     def one_by_one(self, clients: int) -> bool:
@@ -294,9 +288,11 @@ class BatchedEngine:
             if changing:
                 network.prepare(rate, looking_ahead=not ends_step)
             rows = None if one_pass else places[t, :active, :width].reshape(-1)
-            pass_weights, count = weights[t, :active, :width], None if full else counts[t, :active]
+            pass_weights, step = weights[t, :active, :width], Step(generators)
+            if not full:
+                step = Step(generators, counts[t, :active], plan.counts[t, :active].tolist())
             if recorded is not None:
-                loss = recorded.step(network, (rate, ends_step), x, y, rows, pass_weights, count)
+                loss = recorded.step(network, (rate, ends_step), x, y, rows, pass_weights, step)
             else:
                 inputs, targets = (
                     (x, y) if rows is None else (x.index_select(0, rows), y.index_select(0, rows))
@@ -305,7 +301,7 @@ class BatchedEngine:
                     inputs.view(active, width, *x.shape[1:]),
                     targets.view(active, width, *y.shape[1:]),
                     pass_weights,
-                    Step(generators) if full else Step(generators, count, plan.counts[t, :active].tolist()),
+                    step,
                 )
             if ends_step:
                 totals[:active].addcmul_(loss, counts[t, :active])

@@ -6,7 +6,7 @@ on the same addresses, and none of the Python around them. So
 
 - everything that steps read and write except for their own scratch (models, velocities, samples, weights,
   losses) lies at fixed addresses (:class:`FixedMemory`); a call of the engine moves it there before its first
-  step;
+  step. What dropout multiplies by is drawn there before each step: every client has its own generator;
 - numbers that Python hands to kernels, such as the learning rate, and all shapes belong to the *kind* of
   the step, and each kind has a recording of its own. Ragged clients need no more than that: the engine
   narrows the models to the clients that still train, the first so many rows of the same memory.
@@ -25,6 +25,7 @@ from typing import Protocol
 
 import torch
 
+from rayfl.training.batched.dropout import fill
 from rayfl.training.batched.layers import Step
 from rayfl.training.batched.network import Network
 from rayfl.training.device import out_of_memory
@@ -182,6 +183,8 @@ class RecordedSteps:
         memory.take("weights", (clients, width), torch.float32)
         memory.take("counts", (clients,), torch.int64)
         memory.take("losses", (clients,), torch.float32)
+        for k, draw in enumerate(network.draws):
+            memory.take(f"dropout {k}", (clients, width, *draw.shape), torch.float32)
         if memory.moves != moves:  # recordings have the old addresses
             self._forget()
         self._work = (work, x.shape[1:], y.shape[1:])
@@ -194,7 +197,7 @@ class RecordedSteps:
         y: torch.Tensor,
         rows: torch.Tensor | None,
         weights: torch.Tensor,
-        counts: torch.Tensor | None,
+        step: Step,
     ) -> torch.Tensor:
         """One step of C clients, see :meth:`Network.step`.
 
@@ -204,7 +207,7 @@ class RecordedSteps:
             x, y: all samples and targets.
             rows: of the samples of this step, ``(C * B,)``; None for all in order.
             weights: ``(C, B)``.
-            counts: ``(C,)``; None if all B rows are samples.
+            step: as for a step that is not recorded.
 
         Returns:
             The losses ``(C,)``, valid until the next step.
@@ -217,13 +220,19 @@ class RecordedSteps:
         inputs = memory.gather("samples", x, rows).view(*shape, *x.shape[1:])
         targets = memory.gather("targets", y, rows).view(*shape, *y.shape[1:])
         fixed_weights = memory.copy("weights", weights)
-        step = Step((), None if counts is None or not network.counts else memory.copy("counts", counts))
+        counts = None if step.counts is None or not network.counts else memory.copy("counts", step.counts)
+        factors = [
+            memory.take(f"dropout {k}", (*shape, *draw.shape), torch.float32)
+            for k, draw in enumerate(network.draws)
+        ]
+        fill(factors, network.draws, step)
+        fixed_step = Step((), counts, factors=factors)
         losses = memory.take("losses", shape[:1], torch.float32)
 
         def take() -> None:
-            losses.copy_(network.step(inputs, targets, fixed_weights, step))
+            losses.copy_(network.step(inputs, targets, fixed_weights, fixed_step))
 
-        self._replay_or_run((self._work, kind, *shape, step.counts is None), take)
+        self._replay_or_run((self._work, kind, *shape, counts is None), take)
         return losses
 
     def _replay_or_run(self, kind: _Kind, function: Callable[[], None]) -> None:

@@ -46,14 +46,16 @@ class Step:
     """What layers need to know about the current step.
 
     Attributes:
-        generators: one for each client, for layers that draw random numbers (empty if there are none).
+        generators: one for each client, for dropout (empty if there is none).
         counts: samples of each client in this step ``(C,)`` int64, or None if all B rows are samples.
         lengths: the same counts as Python numbers; None also in a recorded step.
+        factors: what the step's dropouts multiply by, ``(C, B, ...)`` each, if it was drawn beforehand.
     """
 
     generators: Sequence[torch.Generator]
     counts: torch.Tensor | None = None
     lengths: Sequence[int] | None = None
+    factors: Sequence[torch.Tensor] | None = None
 
 
 class Layer:
@@ -379,29 +381,30 @@ class Flatten(Layer):
 
 
 class Dropout(Layer):
-    """Each client draws from its own generator what the plain loop would draw for it."""
+    """Multiplies by factors that are drawn before the forward pass.
 
-    def __init__(self, p: float) -> None:
-        self.p = p
+    Args:
+        p: probability of a zero, above 0.
+        shape: of a sample.
+
+    Attributes:
+        factors: zeros and ``1 / (1 - p)``, ``(C, B, *shape)``; with ``p = 1`` a single zero.
+    """
+
+    factors: torch.Tensor
+
+    def __init__(self, p: float, shape: Sequence[int]) -> None:
+        self.p, self.shape = p, tuple(shape)
 
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        if self.p == 0:
-            self._scale = None
-            return x
-        # In the order of the dimensions, as the plain loop draws, regardless of the layout of x.
-        scale = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-        for c, generator in enumerate(step.generators[: len(x)] if self.p < 1 else ()):
-            rows = x.shape[1] if step.lengths is None else step.lengths[c]
-            scale[c, :rows].bernoulli_(1 - self.p, generator=generator)
-        self._scale = scale.div_(1 - self.p) if self.p < 1 else scale
-        return x * self._scale
+        if self.p == 1:
+            self.factors = x.new_zeros(())
+        return x * self.factors
 
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
-        if not need_input:
-            return None
-        return dy if self._scale is None else dy * self._scale
+        return dy * self.factors if need_input else None
 
 
 class Norm(Layer):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -14,7 +14,8 @@ from typing_extensions import override
 from rayfl.data import IGNORED
 from rayfl.losses import CrossEntropy, Loss
 from rayfl.models import ModelSpec
-from rayfl.training.batched import layers
+from rayfl.training.batched import dropout, layers
+from rayfl.training.batched.dropout import Draw
 from rayfl.training.batched.layers import Step
 from rayfl.training.batched.loss_kernel import cross_entropy
 from rayfl.training.batched.parameters import Parameter, Sgd
@@ -27,13 +28,13 @@ class Network:
     """The parameters of many clients side by side; subclasses implement the step.
 
     Attributes:
-        draws: whether a step draws random numbers.
+        draws: what a step's dropouts draw, in order.
         counts: whether a step needs to know how many samples of a client are not padding.
         guided: whether the loss may use other models.
         parameters, buffers: by their names in the module; valid after :meth:`load`.
     """
 
-    draws = False
+    draws: Sequence[Draw] = ()
     counts = False
     guided = False
 
@@ -140,6 +141,16 @@ class Network:
             else:
                 models[:, place].index_copy_(0, rows, values if which is None else values[which])
 
+    def factors(self, x: torch.Tensor, step: Step) -> Sequence[torch.Tensor]:
+        """What the step's dropouts multiply by, ``(C, B, *shape)`` each, for samples ``x`` ``(C, B, ...)``:
+        drawn beforehand, or now.
+        """
+        if step.factors is not None:
+            return step.factors
+        factors = [torch.empty((*x.shape[:2], *draw.shape), device=x.device) for draw in self.draws]
+        dropout.fill(factors, self.draws, step)
+        return factors
+
     def lengths(self) -> NDArray[np.float64]:
         """Euclidean norm of each client's model including buffers, ``(C,)``; NaN if a number is NaN."""
         norms = torch.stack([torch.linalg.vector_norm(v.flatten(1), dim=1) for v in self._values.values()])
@@ -175,9 +186,15 @@ class BatchedNetwork(Network):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
         self.reading = read(spec)
-        leaves = [leaf.layer for leaf in self.reading.leaves]
-        self.draws = any(isinstance(leaf, layers.Dropout) for leaf in leaves)
-        self.counts = any(isinstance(leaf, layers.BatchNorm) for leaf in leaves)
+        self.draws = [
+            Draw(leaf.shape, leaf.p, tuple(range(1 + len(leaf.shape)))) for leaf in self._dropouts()
+        ]
+        self.counts = any(isinstance(leaf.layer, layers.BatchNorm) for leaf in self.reading.leaves)
+
+    def _dropouts(self) -> list[layers.Dropout]:
+        """Those that draw, in the order of the plain loop."""
+        leaves = (leaf.layer for leaf in self.reading.leaves)
+        return [leaf for leaf in leaves if isinstance(leaf, layers.Dropout) and leaf.p < 1]
 
     @override
     def load(
@@ -218,6 +235,9 @@ class BatchedNetwork(Network):
 
     @override
     def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:
+        if self.draws:
+            for layer, factors in zip(self._dropouts(), self.factors(x, step), strict=True):
+                layer.factors = factors
         logits = self.root.forward(x, step)
         loss, delta = loss_of(self.spec.loss, logits, *predictions(y, weights))
         self.root.backward(delta, False)

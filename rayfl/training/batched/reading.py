@@ -445,7 +445,7 @@ class _Notes(TorchFunctionMode):
             return before
         if before.words:
             raise Unsupported("dropout of the states of words")
-        return self._apply_layer(before, layers.Dropout(p))
+        return self._apply_layer(before, layers.Dropout(p, input.shape[1:]))
 
     @_rule(functional.batch_norm)
     def _batch_norm(

@@ -7,7 +7,7 @@ text to one sample.
 
 A recurrent network is many small products one after another. For batches of up to :data:`THIN` texts these
 and the operations between them are compiled (:mod:`.lstm_kernel`). For larger batches, and on a GPU, they are
-batched products over all clients.
+batched products over all clients; on a GPU all that lies between two products is one kernel of PyTorch's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ from rayfl.training.batched import lstm_kernel
 from rayfl.training.batched.layers import Layer, Step
 from rayfl.training.batched.parameters import THIN, Parameter
 from rayfl.training.device import on_gpu
+
+_cell = torch.ops.aten._thnn_fused_lstm_cell.default
+"""The cell of ``nn.LSTM`` on a GPU without cuDNN: the two parts of the pre-activations ``(N, 4 H)`` and
+``c_{t-1}`` ``(N, H)`` to ``h_t``, ``c_t``, and the gates ``(N, 4 H)``."""
+
+_cell_backward = torch.ops.aten._thnn_fused_lstm_cell_backward_impl.default
+"""The gradients of ``h_t`` and ``c_t`` (None: zero), ``c_{t-1}``, ``c_t``, the gates, and False to the
+gradients of the pre-activations and of ``c_{t-1}``."""
 
 
 class Embedding(Layer):
@@ -152,8 +160,12 @@ class _Cells:
         bias = (self.biases[0].value + self.biases[1].value).unsqueeze(1)
         a = torch.baddbmm(bias, x.flatten(1, 2), self.input.value.transpose(1, 2))
         gates = a.view(clients, length, texts, -1)
+        self._on_gpu = on_gpu(x)
+        if self._on_gpu:
+            self._x, self._h = x, self._cell_by_cell(gates)
+            return self._h
         h, c, tanh_c = (x.new_empty(clients, length, texts, gates.shape[3] // 4) for _ in range(3))
-        self._compiled = not on_gpu(x) and texts <= THIN
+        self._compiled = texts <= THIN
         if self._compiled:
             arrays = (tensor.numpy() for tensor in (gates, self.recurrent.value, h, c, tanh_c))
             lstm_kernel.forward(*arrays)
@@ -183,9 +195,42 @@ class _Cells:
             torch.mul(o, tanh_c_t, out=h_t)
             previous = h_t, c_t
 
+    def _cell_by_cell(self, a: torch.Tensor) -> torch.Tensor:
+        """The states ``(C, L, B, H)`` from the inputs' part of the pre-activations, on a GPU."""
+        clients, length, texts, width = a.shape
+        recurrent = self.recurrent.value.transpose(1, 2)
+        inputs = a.transpose(0, 1).reshape(length, clients * texts, width)  # a place is a contiguous matrix
+        before, c = torch.zeros_like(inputs[0]), a.new_zeros(clients * texts, width // 4)
+        states: list[torch.Tensor] = []
+        self._cells: list[tuple[torch.Tensor, ...]] = []
+        for a_t in inputs.unbind(0):
+            if states:
+                before = torch.bmm(states[-1].view(clients, texts, -1), recurrent).flatten(0, 1)
+            h, c_t, gates = _cell(a_t, before, c)
+            self._cells.append((c, c_t, gates))
+            states.append(h)
+            c = c_t
+        return torch.stack(states).view(length, clients, texts, -1).transpose(0, 1).contiguous()
+
+    def _back_cell_by_cell(self, dh: torch.Tensor) -> torch.Tensor:
+        """As :meth:`_back_through_time`, on a GPU."""
+        clients, length, texts, _ = dh.shape
+        recurrent, later = self.recurrent.value, dh.transpose(0, 1).contiguous()
+        slopes: list[torch.Tensor] = []
+        dc: torch.Tensor | None = None
+        for t in reversed(range(length)):
+            dh_t = later[t]
+            if slopes:
+                dh_t = torch.baddbmm(dh_t, slopes[-1].view(clients, texts, -1), recurrent)
+            da, dc, _ = _cell_backward(dh_t.flatten(0, 1), dc, *self._cells[t], False)
+            slopes.append(da)
+        return torch.stack(slopes[::-1]).view(length, clients, texts, -1).transpose(0, 1)
+
     def backward(self, dh: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         """Backpropagation through time, then the update; returns the input's gradient if it is needed."""
-        if self._compiled:
+        if self._on_gpu:
+            slopes = self._back_cell_by_cell(dh)
+        elif self._compiled:
             slopes, backwards = self._gates, self.recurrent.value.transpose(1, 2)
             tensors = slopes, self._c, self._tanh_c, dh, backwards
             lstm_kernel.backward(*(tensor.contiguous().numpy() for tensor in tensors))

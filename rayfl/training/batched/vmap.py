@@ -50,7 +50,7 @@ _NO_RULE = re.compile(r"There is a performance drop because .* the batching rule
 
 Tensors = dict[str, torch.Tensor]
 
-_StepInputs = tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]
+_StepInputs = tuple[torch.Tensor, Sequence[torch.Tensor], torch.Tensor]
 """Inputs of a step: samples ``(C, B, ...)``, factors of dropout ``(C, B, ...)`` each, weights ``(C, B)``."""
 
 
@@ -89,8 +89,7 @@ class VmapNetwork(Network):
         self._extra_buffers = {
             name: b.clone() for name, b in module.named_buffers() if name not in spec.names
         }
-        self.activations, self._draws = _rehearse(module, spec)
-        self.draws = bool(self._draws)
+        self.activations, self.draws = _rehearse(module, spec)
         if self.draws and precision != "float32":
             raise Unsupported(f"it draws random numbers in {precision}")
         self._padded, self._least = False, 0
@@ -174,7 +173,7 @@ class VmapNetwork(Network):
         self._padded = step.counts is not None
         # A recorded step's counts are known only on the device, so there only a padded size of 1 is refused.
         self._least = min(step.lengths) if step.lengths is not None else x.shape[1]
-        inputs = x, dropout.drawn(self._draws, clients, x.shape[1], step, x), weights
+        inputs = x, self.factors(x, step), weights
         if self._guides is not None:
             gradients, losses, new_buffers = self._guided_gradients(self._guides, values, buffers, inputs, y)
         elif task_of(self.spec.model) == "words":
