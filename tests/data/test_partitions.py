@@ -615,7 +615,13 @@ def test_settings_that_would_change_nothing_are_refused(
 # --- scale ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["iid", "label_skew", "shards", "dirichlet", "domains", "tasks"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("label_skew", "dirichlet", "tasks"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("iid", "shards", "domains")),
+    ],
+)
 def test_a_hundred_thousand_clients(name: str) -> None:
     labels, clients = labels_of(1_000_000, 10), 100_000
     fields: dict[str, Any] = {"clients": clients}

@@ -62,7 +62,13 @@ def test_no_method_is_left_out() -> None:
     }
 
 
-@pytest.mark.parametrize("method", METHODS)
+TWICE = "fedavg", "mt_hfl, scaffold", "cfl", "fedsoft"
+"""The others are slow: below, every method is stopped and resumed, to the same end."""
+
+
+@pytest.mark.parametrize(
+    "method", [m if m in TWICE else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
+)
 def test_the_same_run_twice_is_the_same(
     method: str, settings: dict[str, Any], inline: dict[str, Result]
 ) -> None:

@@ -124,7 +124,10 @@ def test_blocks_of_any_size_come_in_order(clustering: Clustering, settings: dict
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(("clustering", "actors"), [(EXACT, 3), (STAGED, 2)], ids=["exact-3", "two-stage-2"])
+@pytest.mark.parametrize(
+    ("clustering", "actors"),
+    [pytest.param(EXACT, 3, marks=pytest.mark.slow, id="exact-3"), pytest.param(STAGED, 2, id="two-stage-2")],
+)
 def test_tiles_on_ray_are_those_inline(
     clustering: Clustering, actors: int, settings: dict[str, Any], ray_cluster: None
 ) -> None:

@@ -266,7 +266,14 @@ def test_a_study_that_grows_runs_only_what_is_new(done: Any, tmp_path: Path) -> 
     assert grown.results.finished == 6
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "empty", "no summary", "half a summary"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "cut",
+        "no summary",
+        *(pytest.param(d, marks=pytest.mark.slow) for d in ("gone", "empty", "half a summary")),
+    ],
+)
 def test_a_run_whose_files_are_damaged_is_continued(done: Any, tmp_path: Path, damage: str) -> None:
     """From its last checkpoint, which writes them again."""
     root = shutil.copytree(done[0].folder.parent, tmp_path / "root")

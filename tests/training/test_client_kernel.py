@@ -203,7 +203,7 @@ COVERED = [option for option, (changes, _) in OPTIONS.items() if "frozen" not in
     ],
 )
 @pytest.mark.parametrize(
-    "case", ["mlp", "skip", *(pytest.param(c, marks=pytest.mark.slow) for c in ("padding", "norm"))]
+    "case", ["mlp", *(pytest.param(c, marks=pytest.mark.slow) for c in ("skip", "padding", "norm"))]
 )
 def test_every_option_equals_the_loop(case: str, extra: str, option: str, calls: list[int]) -> None:
     changes, terms = OPTIONS.get(option, ({}, ()))

@@ -51,12 +51,15 @@ def test_engines_train_there(case: str, engine: str, elsewhere: Callable[..., An
     check(elsewhere(pretended.trained, case, engine), case)
 
 
+OTHER_CONVOLUTIONS = (*LARGE, "lenet5", "subfedavg_cnn")
+
+
 @pytest.mark.parametrize(
     "case",
     [
-        *(case for case in MODEL_CASES if case not in LARGE),
+        *(case for case in MODEL_CASES if case not in OTHER_CONVOLUTIONS),
         "grouped",
-        *(pytest.param(case, marks=pytest.mark.slow) for case in LARGE),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in OTHER_CONVOLUTIONS),
     ],
 )
 def test_every_network_trains_there(case: str, elsewhere: Callable[..., Any]) -> None:

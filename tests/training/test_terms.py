@@ -127,7 +127,11 @@ def make_case(case: str) -> tuple[ModelSpec, list[int]]:
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize(
     ("case", "extra"),
-    [*(("mlp", extra) for extra in EXTRAS), ("lenet5", "sgd"), ("lenet5-bn", "both")],
+    [
+        *(("mlp", extra) for extra in EXTRAS),
+        ("lenet5-bn", "both"),
+        pytest.param("lenet5", "sgd", marks=pytest.mark.slow),
+    ],
 )
 def test_every_option_equals_the_loop(case: str, option: str, extra: str) -> None:
     changes, terms = OPTIONS[option]
