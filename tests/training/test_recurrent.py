@@ -16,9 +16,9 @@ from rayfl.data import IGNORED, Samples
 from rayfl.losses import CrossEntropy, Loss
 from rayfl.models import MODELS, ModelSpec
 from rayfl.training import NO_TERMS, LocalWork, Terms
-from rayfl.training.batched import BatchedEngine
+from rayfl.training.batched import BatchedEngine, lstm_kernel
 from rayfl.training.batched.network import BatchedNetwork, Unsupported, predictions
-from rayfl.training.batched.parameters import Parameter, Sgd
+from rayfl.training.batched.parameters import THIN, Parameter, Sgd
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
 from rayfl.training.loop import LoopEngine
@@ -34,6 +34,7 @@ class Plain(CrossEntropy):
 
 PLAIN = LocalWork(2, 5, 0.5)
 SIZES = [11, 6, 4, 15, 7, 1]
+LARGE = [40, 60, 33]
 
 
 def texts(length: int, words: int, count: int = 60) -> Samples:
@@ -82,6 +83,15 @@ def test_any_depth_and_any_ragged_clients_equal_the_loop(
 ) -> None:
     model = MODELS["lstm"](depth=depth, embedding=embedding, hidden=hidden)
     assert_equal(ModelSpec.of(model, (length,), words, 0), texts(length, words), work)
+
+
+def test_a_batch_that_is_too_large_for_the_kernels_equals_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lstm_kernel, "forward", None)  # not called
+    monkeypatch.setattr(lstm_kernel, "backward", None)
+    model = MODELS["lstm"](depth=2, embedding=5, hidden=6)
+    work = LocalWork(3, 60, 0.2, momentum=0.5)
+    assert min(LARGE) > THIN
+    assert_equal(ModelSpec.of(model, (7,), 20, 0), texts(7, 20), work, sizes=LARGE)
 
 
 @pytest.mark.parametrize(
