@@ -150,9 +150,9 @@ def main() -> None:
 
         for name in [given.only] if given.only else ON_CPU:
             if name == ON_GPU:
-                parts = [measured("workloads", "cuda"), measured("networks", "cuda", "bf16")]
-                rows = {each: part[each] for part in parts for each in part if each in ON_CPU}
-                figures |= {name: rows, f"{name}_machine": parts[0]["machine"]}
+                rounds, rows = measured("workloads", "cuda"), measured("networks", "cuda", "bf16")
+                both = {"workloads": rounds["workloads"], "networks": rows["networks"]}
+                figures |= {name: both, f"{name}_machine": rounds["machine"]}
             else:
                 part = "networks" if name == REDUCED else name
                 found = measured(part, precision="bf16" if name == REDUCED else "float32")

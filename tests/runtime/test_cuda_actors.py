@@ -32,6 +32,11 @@ Start = Callable[..., Path]
 Watch = Callable[["subprocess.Popen[bytes]", Path], None]
 
 
+def without_ray() -> dict[str, str]:
+    """This environment, in which rayfl starts a Ray of its own."""
+    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
     """``start("ifca", "rounds=4")`` runs a case in a process of its own and returns the run's directory."""
@@ -51,10 +56,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
         }  # fmt: skip
         file = folder / "config.yaml"
         file.write_text(yaml.safe_dump(config))
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         command = [sys.executable, "-m", "rayfl", "run", str(file), *settings]
         with (folder / "output").open("wb") as output:
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=without_ray())
             try:
                 if watch is not None:
                     watch(process, folder / "runs")
@@ -104,8 +108,7 @@ def test_a_run_that_is_continued_has_the_same_bits(start: Start, alone: Callable
     """Its second half has other processes and newly recorded steps, and one actor in place of two."""
     directory = start("scaffold", "execution.actors=2", "rounds=2")
     command = [sys.executable, "-m", "rayfl", "resume", str(directory), "rounds=4", "execution.actors=1"]
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=without_ray(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same(Result(directory), alone("scaffold"))
 

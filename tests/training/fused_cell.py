@@ -14,7 +14,7 @@ def cell(
     a_bias: torch.Tensor | None = None,
     b_bias: torch.Tensor | None = None,
 ) -> Cell:
-    """``aten::_thnn_fused_lstm_cell``: the next state, and the gates i, f, g, o."""
+    """``aten::_thnn_fused_lstm_cell``: ``h_t``, ``c_t``, and the gates i, f, g, o."""
     for bias in (a_bias, b_bias):
         a = a if bias is None else a + bias
     i, f, g, o = (a + b).chunk(4, 1)
@@ -31,7 +31,7 @@ def cell_backward(
     gates: torch.Tensor,
     has_bias: bool,
 ) -> Cell:
-    """``aten::_thnn_fused_lstm_cell_backward_impl``: by the pre-activations, ``c_before`` and the bias."""
+    """``aten::_thnn_fused_lstm_cell_backward_impl``: by the pre-activations, ``c_before``, the bias."""
     i, f, g, o = gates.chunk(4, 1)
     dh = torch.zeros_like(c) if dh is None else dh
     total = dh * o * (1 - c.tanh() ** 2) + (0 if dc is None else dc)

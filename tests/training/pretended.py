@@ -52,11 +52,11 @@ _BETWEEN = {_aten._to_copy.default, _aten.copy_.default}
 _BY_INDEX = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default}
 """Operations of which a GPU takes indices on the CPU."""
 
-_OWN = {
+_WRITTEN_OUT = {
     _aten._thnn_fused_lstm_cell.default: fused_cell.cell,
     _aten._thnn_fused_lstm_cell_backward_impl.default: fused_cell.cell_backward,
 }
-"""Operations that CPUs do not have."""
+"""Operations that only CUDA has."""
 
 _NO_SCALARS = {_aten.cat.default, _aten.stack.default}
 """Operations of which a GPU takes no number on the CPU."""
@@ -116,7 +116,7 @@ def _done(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         result_is_there, kwargs = torch.device(target).type == NAME, {**kwargs, "device": "cpu"}
     else:
         result_is_there = isinstance(args[0], PretendedTensor) if func is _aten.copy_.default else bool(there)
-    outcome = _OWN.get(func, func)(*tree_map(_inner, args), **tree_map(_inner, dict(kwargs)))
+    outcome = _WRITTEN_OUT.get(func, func)(*tree_map(_inner, args), **tree_map(_inner, dict(kwargs)))
     same = {id(tensor.inner): tensor for tensor in there}  # what is changed in place stays what it is
 
     def wrapped(leaf: Any) -> Any:

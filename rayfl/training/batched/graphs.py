@@ -183,8 +183,7 @@ class RecordedSteps:
         memory.take("weights", (clients, width), torch.float32)
         memory.take("counts", (clients,), torch.int64)
         memory.take("losses", (clients,), torch.float32)
-        for k, draw in enumerate(network.draws):
-            memory.take(f"dropout {k}", (clients, width, *draw.shape), torch.float32)
+        self._factors(network, (clients, width))
         if memory.moves != moves:  # recordings have the old addresses
             self._forget()
         self._work = (work, x.shape[1:], y.shape[1:])
@@ -221,10 +220,7 @@ class RecordedSteps:
         targets = memory.gather("targets", y, rows).view(*shape, *y.shape[1:])
         fixed_weights = memory.copy("weights", weights)
         counts = None if step.counts is None or not network.counts else memory.copy("counts", step.counts)
-        factors = [
-            memory.take(f"dropout {k}", (*shape, *draw.shape), torch.float32)
-            for k, draw in enumerate(network.draws)
-        ]
+        factors = self._factors(network, shape)
         fill(factors, network.draws, step)
         fixed_step = Step((), counts, factors=factors)
         losses = memory.take("losses", shape[:1], torch.float32)
@@ -234,6 +230,13 @@ class RecordedSteps:
 
         self._replay_or_run((self._work, kind, *shape, counts is None), take)
         return losses
+
+    def _factors(self, network: Network, shape: Sequence[int]) -> list[torch.Tensor]:
+        """Where a step's factors of dropout lie, for C clients and B samples: ``shape`` is ``(C, B)``."""
+        return [
+            self._memory.take(f"dropout {k}", (*shape, *draw.shape), torch.float32)
+            for k, draw in enumerate(network.draws)
+        ]
 
     def _replay_or_run(self, kind: _Kind, function: Callable[[], None]) -> None:
         """Replay what was recorded of this kind, or run the function as it is."""

@@ -49,7 +49,7 @@ class Step:
         generators: one for each client, for dropout (empty if there is none).
         counts: samples of each client in this step ``(C,)`` int64, or None if all B rows are samples.
         lengths: the same counts as Python numbers; None also in a recorded step.
-        factors: what the step's dropouts multiply by, ``(C, B, ...)`` each, if it was drawn beforehand.
+        factors: what the step's dropouts multiply by, ``(C, B, ...)`` each, if they were drawn beforehand.
     """
 
     generators: Sequence[torch.Generator]

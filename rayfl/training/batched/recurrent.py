@@ -202,12 +202,12 @@ class _Cells:
         inputs = a.transpose(0, 1).reshape(length, clients * texts, width)  # a place is a contiguous matrix
         before, c = torch.zeros_like(inputs[0]), a.new_zeros(clients * texts, width // 4)
         states: list[torch.Tensor] = []
-        self._cells: list[tuple[torch.Tensor, ...]] = []
+        self._kept: list[tuple[torch.Tensor, ...]] = []  # c before and after, and the gates
         for a_t in inputs.unbind(0):
             if states:
                 before = torch.bmm(states[-1].view(clients, texts, -1), recurrent).flatten(0, 1)
             h, c_t, gates = _cell(a_t, before, c)
-            self._cells.append((c, c_t, gates))
+            self._kept.append((c, c_t, gates))
             states.append(h)
             c = c_t
         return torch.stack(states).view(length, clients, texts, -1).transpose(0, 1).contiguous()
@@ -222,7 +222,7 @@ class _Cells:
             dh_t = later[t]
             if slopes:
                 dh_t = torch.baddbmm(dh_t, slopes[-1].view(clients, texts, -1), recurrent)
-            da, dc, _ = _cell_backward(dh_t.flatten(0, 1), dc, *self._cells[t], False)
+            da, dc, _ = _cell_backward(dh_t.flatten(0, 1), dc, *self._kept[t], False)
             slopes.append(da)
         return torch.stack(slopes[::-1]).view(length, clients, texts, -1).transpose(0, 1)
 
