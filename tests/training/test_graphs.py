@@ -391,6 +391,19 @@ def test_other_work_has_recordings_of_its_own(as_on_a_gpu: None) -> None:
         assert_same_bits(rounds(recording, work, sizes, own), rounds(ordinary, work, sizes, own))
 
 
+def test_larger_batches_in_later_steps_move_no_memory(as_on_a_gpu: None) -> None:
+    """What dropout multiplies by has room for the largest batch before anything is recorded."""
+    spec, samples, _ = make_case("dropping")
+    ordinary, recording = (stepwise(spec, Batches(samples, CPU), 0) for _ in range(2))
+    recording.record(Tape())
+    lengths = [2] * 5 + [4] * 5 + [2] * 5
+    terms = Terms(visits=[[np.arange(length) for length in lengths] for _ in range(3)])
+    found, expected = (rounds(engine, PLAIN, [8, 8, 8], terms) for engine in (recording, ordinary))
+    assert_same_bits(found, expected)
+    assert recording.recorded is not None
+    assert recording.recorded.replays > 10
+
+
 def test_recordings_of_former_rates_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST", 3)
     spec, samples, _ = make_case("linear")
