@@ -131,10 +131,15 @@ def resume(
     directory = RunDirectory.open(path)
     changed = directory.changed_plugins()
     if changed and not changed_plugins:
+        old = (
+            "install the old version"
+            if changed[0].installed  # the run has no copy of it
+            else f"the old one is in {directory.path}/plugins"
+        )
         raise ConfigError(
             f"plug-in {changed[0].given}",
             f"has changed since the run began{directory.changed_files(changed[0])}",
-            f"--changed-plugins resumes with the new one; the old one is in {directory.path}/plugins",
+            f"--changed-plugins resumes with the new one; {old}",
         )
     for plugin in changed:
         plugins.restore(plugin, plugin.folder, directory.path, KINDS.values(), changed=True)

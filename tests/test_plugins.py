@@ -332,6 +332,23 @@ def test_a_run_keeps_its_plug_ins_and_notices_changes(folder):
     assert resume(first.path, ["rounds=4"]).rounds.shape[0] == 4  # it is gone: the run has it
 
 
+def test_another_version_of_an_installed_package_is_refused_and_no_copy_promised(folder, monkeypatch):
+    site = folder() / "site-packages"
+    site.mkdir()
+    (site / "own_up.py").write_text(METHOD.format(name="upgraded"))
+    monkeypatch.syspath_prepend(str(site))
+    first = run({**SMALL, "plugins": ["own_up"], "algorithm": "upgraded"})
+    assert not (first.path / "plugins").exists()
+
+    forget()
+    (site / "own_up.py").write_text(METHOD.format(name="upgraded") + "    more: int = 3\n")
+    with pytest.raises(ConfigError, match=r"own_up: has changed since .*; install the old version$"):
+        resume(first.path, ["rounds=3"])
+    forget()
+    result = resume(first.path, ["rounds=3"], changed_plugins=True)
+    assert result.config.algorithm.model_dump()["more"] == 3
+
+
 def test_a_changed_sibling_is_named_and_a_failed_try_keeps_the_old_source(folder):
     mix = "    def mix(self, *given):\n        return mixed(super().mix(*given))\n"
     root = folder(

@@ -2,9 +2,9 @@
 
 Usage: python -m tests.story.story FOLDER [--rayfl PATH] [--only METHOD ...] [--no-ray] [--two-nodes]
 
-Every method runs on them inline and on Ray, with the same results bit for bit; a run that is killed and
-resumed as well (on Ray, but for ``--no-ray``); and, with ``--two-nodes``, one on two Ray nodes of which the
-second does not see the folder (it needs root, for a mount namespace). rayfl is started as a user would,
+Every method runs on them inline and on Ray, with the same results bit for bit; the last one is killed and
+resumed there (inline with ``--no-ray``). With ``--two-nodes`` it also runs on two Ray nodes, of which the
+second does not see the folder (this needs root, for a mount namespace). rayfl is started as a user would,
 from within the folder.
 """
 
@@ -142,22 +142,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Without Ray the first run of each method has nothing to be compared with: one process does them all.
     alone = given.no_ray and given.only == list(METHODS)
     known = story.together("execution.backend=inline") if alone else {}
+    where = "execution.backend=inline" if given.no_ray else "execution.actors=2"
     for method in given.only:
         settings = METHODS[method]
         first = known.get(method) or story.rayfl_run(*settings, "execution.backend=inline")
         found = {"inline": outcome(first)}
-        if not given.no_ray:
-            found["Ray"] = outcome(story.rayfl_run(*settings, "execution.actors=2"))
         if method == given.only[-1]:
-            where = "execution.backend=inline" if given.no_ray else "execution.actors=2"
-            found["killed"] = outcome(story.killed_and_resumed(*settings, where))
+            name = "killed" if given.no_ray else "killed on Ray"
+            found[name] = outcome(story.killed_and_resumed(*settings, where))
             if given.two_nodes:
                 from tests.story.two_nodes import two_nodes
 
                 with two_nodes(given.rayfl, given.folder, story.environment) as environment:
                     story.environment = environment
-                    path = story.rayfl_run(*settings, "execution.actors=2")
+                    path = story.rayfl_run(*settings, where)
                 found["two nodes"] = outcome(path)
+        elif not given.no_ray:
+            found["Ray"] = outcome(story.rayfl_run(*settings, where))
         same = len(set(found.values())) == 1
         print(f"{method}: accuracy {accuracy(first):.1f} %; {', '.join(found)}: {'same' if same else found}")
         if not same:

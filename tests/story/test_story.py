@@ -81,7 +81,7 @@ def test_all_methods_run_on_what_lies_in_an_own_folder(tell):
 @pytest.mark.ray_apart
 @pytest.mark.timeout(900)
 def test_on_ray_results_are_the_same(tell):
-    assert "inline, Ray, killed" in tell("--only", "my method")
+    assert "inline, killed on Ray" in tell("--only", "my method")
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_on_ray_results_are_the_same(tell):
 def test_on_two_nodes_results_are_the_same(tell):
     isolated = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
     told = tell("--only", "my method", *(["--two-nodes"] if isolated else []))
-    assert "inline, Ray, killed" in told
+    assert "inline, killed on Ray" in told
     assert ("two nodes" in told) == isolated
 
 

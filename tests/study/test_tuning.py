@@ -155,10 +155,10 @@ def test_each_point_of_the_grid_may_choose_for_itself(tmp_path: Path) -> None:
 )
 def test_a_search_draws_points(ray_cluster: None, tmp_path: Path, scheduler: str, actors: int) -> None:
     """On one actor a run is the process of its trial: what a trial costs is starting processes."""
-    tune = {"training.lr": {"loguniform": [0.001, 0.5]}, "seeds": [100], "samples": 3, "scheduler": scheduler}
+    tune = {"training.lr": {"loguniform": [0.001, 0.5]}, "seeds": [100], "samples": 2, "scheduler": scheduler}
     settings = {**TUNED["settings"], "execution.actors": actors}
     study = run(tmp_path, inline=False, tune=tune, methods={"FedAvg": {}}, seeds=0, settings=settings)
-    assert len(study.tuned) == 3
+    assert len(study.tuned) == 2
     assert all(0.001 < each["settings"]["training.lr"] < 0.5 for each in study.tuned)
     finished = [each for each in study.tuned if each["state"] == "finished"]
     assert finished

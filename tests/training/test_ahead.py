@@ -106,7 +106,8 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_process_that_compiles_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    compile_for = jit._by_one_process(compiled.append, tmp_path / "kernel.lock")
+    cached: list[str] = []
+    compile_for = jit._by_one_process(compiled.append, tmp_path / "kernel.lock", cached.__contains__)
     other = FileLock(tmp_path / "kernel.lock")  # a lock is its object's: this one is like another process
     with other:
         waiting = threading.Thread(target=compile_for, args=("waited",))
@@ -114,14 +115,23 @@ def test_another_process_that_compiles_is_waited_for(tmp_path: Path, monkeypatch
         assert not compiled
     waiting.join()
     assert compiled == ["waited"]
+
+    with other:  # it goes on with other types of the same function
+        waiting = threading.Thread(target=compile_for, args=("stored",))
+        waiting.start()
+        cached.append("stored")
+        waiting.join()
+        compile_for("stored")
+    assert compiled == ["waited", "stored", "stored"]
     monkeypatch.setattr(jit, "PATIENCE", 0.01)
     with other:
         compile_for("without the other")
-    assert compiled == ["waited", "without the other"]
+    assert compiled[-1] == "without the other"
 
 
 def test_locks_are_no_condition(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     compiled: list[str] = []
-    jit._by_one_process(compiled.append, tmp_path / "file" / "kernel.lock")("anyway")
+    compile_for = jit._by_one_process(compiled.append, tmp_path / "file" / "kernel.lock", lambda _: False)
+    compile_for("anyway")
     assert compiled == ["anyway"]

@@ -46,7 +46,7 @@ from tests.training import fused_cell
 from tests.training.bounds import Truth
 from tests.training.conftest import make_samples, stepwise
 from tests.training.test_recurrent import texts
-from tests.training.test_terms import EXTRAS, OPTIONS, make_terms, make_work
+from tests.training.test_terms import COMBINED, EXTRAS, OPTIONS, make_terms, make_work
 
 CPU = torch.device("cpu")
 PLAIN = LocalWork(epochs=6, batch_size=4, lr=0.02)
@@ -319,8 +319,15 @@ def test_large_models(case: str, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPa
     assert engine.recorded.replays > 1
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    ("option", "extra"),
+    [
+        # With convolutions those that combine others; each one by itself is slow.
+        pytest.param(option, extra, marks=[pytest.mark.slow] * (extra == "both" and option not in COMBINED))
+        for option in OPTIONS
+        for extra in EXTRAS
+    ],
+)
 def test_every_option(option: str, extra: str, as_on_a_gpu: None) -> None:
     changes, names = OPTIONS[option]
     if "inner_lr" in changes and "momentum" in EXTRAS[extra]:

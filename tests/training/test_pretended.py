@@ -17,7 +17,7 @@ from tests.runs import METHODS
 from tests.training import pretended
 from tests.training.bounds import Truth
 from tests.training.test_graphs import CPU, LARGE, MODEL_CASES, arguments
-from tests.training.test_terms import OPTIONS
+from tests.training.test_terms import COMBINED, OPTIONS
 
 pytest.importorskip("torch.utils.backend_registration")
 if not hasattr(__import__("torch").utils.backend_registration, "_setup_privateuseone_for_python_backend"):
@@ -69,7 +69,10 @@ def test_every_network_trains_there(case: str, elsewhere: Callable[..., Any]) ->
     check(outcome, case)
 
 
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize(
+    "option",
+    [option if option in COMBINED else pytest.param(option, marks=pytest.mark.slow) for option in OPTIONS],
+)
 def test_every_option_trains_there(option: str, elsewhere: Callable[..., Any]) -> None:
     extra = "sgd" if "inner_lr" in OPTIONS[option][0] else "momentum"
     check(elsewhere(pretended.trained, "mlp", "batched", option, extra), "mlp", option, extra)

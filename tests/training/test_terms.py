@@ -49,6 +49,9 @@ OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {  # name -> change
     ),
     "maml-epochs": ({"inner_lr": 0.05, "snapshot_epoch": 1}, ("mask",)),
 }
+COMBINED = "frozen-all", "frozen-maml", "scaffold-prox", "maml-all"
+"""Options that have all others among them."""
+
 EXTRAS: dict[str, dict[str, Any]] = {
     "sgd": {},
     "momentum": {"momentum": 0.9},

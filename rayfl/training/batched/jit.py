@@ -11,7 +11,9 @@ import contextlib
 import hashlib
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,6 +30,9 @@ from numba.core.compiler_lock import global_compiler_lock
 
 PATIENCE = 60.0
 """Seconds to wait for another process that compiles the same function, before it is compiled here too."""
+
+_GLANCE = 0.1
+"""Seconds between two looks whether the other process has compiled what is needed here."""
 
 
 class _Locator(_CacheLocator):  # type: ignore[misc]
@@ -70,6 +75,12 @@ class _Cache(FunctionCache):  # type: ignore[misc]
         self._cache_file = _VerifiedFile(self.cache_path, base, stamp)
         self.lock = Path(self.cache_path, f"{base}.lock")
 
+    def has(self, signature: Any, target: Any) -> bool:
+        """Whether there is code for a signature and a kind of CPU; it may be damaged."""
+        key = self._index_key(signature, target.codegen())
+        name = self._cache_file._load_index().get(key)  # the index is written first
+        return name is not None and Path(self._cache_file._data_path(name)).exists()
+
 
 class _VerifiedFile(IndexDataCacheFile):  # type: ignore[misc]
     """A function's cache with a checksum, which also tolerates a disk that cannot be written.
@@ -107,23 +118,34 @@ def _load_verified(data: bytes) -> Any:
     return pickle.loads(content)
 
 
-def _by_one_process(compile_for: Callable[[Any], Any], lock: Path) -> Callable[[Any], Any]:
-    """Let one process compile a function, and the others on the machine take it from the cache."""
+def _by_one_process(
+    compile_for: Callable[[Any], Any], lock: Path, cached: Callable[[Any], bool]
+) -> Callable[[Any], Any]:
+    """Let one process compile a function, and the others on the machine take it from the cache.
+
+    Args:
+        compile_for: compiles for a signature, or takes the code from the cache.
+        lock: is held by the process that compiles the function, for any signature.
+        cached: whether there is code for a signature, for which no other process need be waited for.
+    """
 
     def compile_once(signature: Any) -> Any:
-        with global_compiler_lock, _held(lock):  # in this order: kernels compile others under Numba's lock
+        # In this order: kernels compile others under Numba's lock.
+        with global_compiler_lock, _held(lock, lambda: cached(signature)):
             return compile_for(signature)
 
     return compile_once
 
 
 @contextlib.contextmanager
-def _held(path: Path) -> Iterator[None]:
-    """Hold a lock, unless that takes too long or is impossible; it only saves work."""
-    lock = FileLock(path)
-    with contextlib.suppress(OSError, NotImplementedError, Timeout):
+def _held(path: Path, needless: Callable[[], bool]) -> Iterator[None]:
+    """Hold a lock, unless it is needless, or that takes too long or is impossible; it only saves work."""
+    lock, until = FileLock(path), time.monotonic() + PATIENCE
+    with contextlib.suppress(OSError, NotImplementedError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=PATIENCE)
+        while not (needless() or lock.is_locked or time.monotonic() > until):
+            with contextlib.suppress(Timeout):
+                lock.acquire(timeout=_GLANCE)
     try:
         yield
     finally:
@@ -143,7 +165,8 @@ def jit(*, fastmath: bool | set[str]) -> Callable[[Callable[..., Any]], Callable
         compiled: Any = numba.njit(**options)(function)
         with contextlib.suppress(RuntimeError, OSError):  # the folder cannot be written to
             compiled._cache = _Cache(function)
-            compiled.compile = _by_one_process(compiled.compile, compiled._cache.lock)
+            cached = partial(compiled._cache.has, target=compiled.targetctx)
+            compiled.compile = _by_one_process(compiled.compile, compiled._cache.lock, cached)
         kernel: Callable[..., Any] = compiled
         return kernel
 
