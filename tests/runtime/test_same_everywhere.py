@@ -116,14 +116,19 @@ def test_ray_on_any_number_of_actors_is_inline(
     assert_same(_inline(inline, settings, method), on_ray)
 
 
+def _with_network(settings: dict[str, Any], network: str) -> dict[str, Any]:
+    """Settings with a network of :mod:`tests.runtime.networks`, which has dropout and running statistics."""
+    model = {"name": "module", "target": f"tests.runtime.networks:{network}"}
+    return {**_settings(settings, "sub_fedavg"), "data": {"name": "digits", "size": 8}, "model": model}
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize("network", ["Mixed", pytest.param("Strided", marks=pytest.mark.slow)])
 def test_norms_and_dropout_stopped_on_ray_and_resumed(
     network: str, settings: dict[str, Any], ray_cluster: None
 ) -> None:
     """In compiled calls, and layer by layer for several clients; running statistics are restored."""
-    model = {"name": "module", "target": f"tests.runtime.networks:{network}"}
-    small = {**_settings(settings, "sub_fedavg"), "data": {"name": "digits", "size": 8}, "model": model}
+    small = _with_network(settings, network)
     on_ray = {**settings["execution"], "backend": "ray", "actors": 2, "cpus_per_actor": 0.5}
     begun = run({**small, "rounds": 1, "execution": on_ray})
     assert_same(run(small), resume(begun.path, ["rounds=3"]))
@@ -171,7 +176,13 @@ def test_a_killed_actor_costs_only_its_block(
     """Whether blocks travel one by one or several in a message."""
     if not together:
         monkeypatch.setattr("rayfl.backend.MESSAGE_WORK", 1.0)
-    config = load(_settings(settings, method, backend="ray", actors=2))
+    on_ray = _settings(settings, method, backend="ray", actors=2)
+    assert_same(_inline(inline, settings, method), _with_a_killed_actor(on_ray))
+
+
+def _with_a_killed_actor(settings: dict[str, Any]) -> Result:
+    """A run of which an actor is killed in the second round, while it trains."""
+    config = load(settings)
     directory = RunDirectory.create(config)
     stages, host = build(config)
     backend = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=1)
@@ -192,7 +203,18 @@ def test_a_killed_actor_costs_only_its_block(
     finally:
         backend.close()
     assert trained == list(range(1, trained[-1] + 1))  # no block of the round was reported twice
-    assert_same(_inline(inline, settings, method), Result(directory.path))
+    return Result(directory.path)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("network", ["Mixed", "Strided"])
+def test_a_network_with_dropout_draws_the_same_when_its_actor_is_killed(
+    network: str, settings: dict[str, Any], ray_cluster: None
+) -> None:
+    given = _with_network(settings, network)
+    on_ray = {**given["execution"], "backend": "ray", "actors": 2}
+    assert_same(run(given), _with_a_killed_actor({**given, "execution": on_ray}))
 
 
 @pytest.mark.ray
