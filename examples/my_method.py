@@ -16,8 +16,8 @@ from rayfl.training.reports import Reports
 class MyMethod(Algorithm):
     """FedAvg with weights ``n_i ** power``.
 
-    ``rayfl run digits-demo --plugin my_method.py algorithm=my_method algorithm.power=0`` averages all clients
-    alike.
+    ``rayfl run digits-demo --plugin my_method.py algorithm=my_method algorithm.power=0`` weights all clients
+    equally.
     """
 
     name: Literal["my_method"] = "my_method"

@@ -196,17 +196,22 @@ def _details(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             changes = json.dumps(result["changed"], ensure_ascii=False).replace('"', "")
             yield f"Changed at this size: `{changes}`\n"
         yield f"{result['table']}\n\n{result['caption']}\n"
-        yield "| claim | verdict | value | 95 % interval | source |"
-        yield "| --- | --- | --: | --: | --- |"
-        for claim in result["claims"]:
-            at = ", ".join(claim.get("at", {}).values())
-            text = f"{claim['claim']}{f' ({at})' if at else ''}".replace("|", "/")
-            unit, low = claim.get("unit", ""), claim.get("low")
-            value = UNKNOWN if claim.get("value") is None else amount(claim["value"], unit)
-            verdict = claim["verdict"] if claim["verdict"] == "holds" else f"**{claim['verdict']}**"
-            interval = UNKNOWN if low is None else amounts(low, claim["high"], unit)
-            yield f"| {text} | {verdict} | {value} | {interval} | {claim.get('source', '')} |"
+        yield from claims_table(result["claims"])
         yield ""
+
+
+def claims_table(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The lines of a table of claims with their verdicts."""
+    yield "| claim | verdict | value | 95 % interval | source |"
+    yield "| --- | --- | --: | --: | --- |"
+    for claim in claims:
+        at = ", ".join(claim.get("at", {}).values())
+        text = f"{claim['claim']}{f' ({at})' if at else ''}".replace("|", "/")
+        unit, low = claim.get("unit", ""), claim.get("low")
+        value = UNKNOWN if claim.get("value") is None else amount(claim["value"], unit)
+        verdict = claim["verdict"] if claim["verdict"] == "holds" else f"**{claim['verdict']}**"
+        interval = UNKNOWN if low is None else amounts(low, claim["high"], unit)
+        yield f"| {text} | {verdict} | {value} | {interval} | {claim.get('source', '')} |"
 
 
 def work(options: argparse.Namespace) -> None:

@@ -42,10 +42,10 @@ def run(
         config: a :class:`~rayfl.config.Config`, a preset's name, a YAML file, or a mapping.
         overrides: dotted settings such as ``"rounds=5"``.
         on_event: called with each event of the run, see :mod:`rayfl.events`. If it raises an error, the run
-        stops with a checkpoint and the error is raised here; it is not called again. Default: show the
-        progress in notebooks, and nothing elsewhere.
+            stops with a checkpoint and the error is raised here; it is not called again. Default: show the
+            progress in notebooks, and nothing elsewhere.
         changed: the settings to include in the name of the run directory, such as ``["lr=0.1"]``; by default
-        those of ``overrides`` and ``parts`` that differ from ``config``.
+            those of ``overrides`` and ``parts`` that differ from ``config``.
         parts: objects in place of sections, see :func:`~rayfl.config.load`.
 
     Returns:

@@ -869,12 +869,13 @@ def doctor() -> None:
     root = data_root()
     for name, dataset in DATASETS.items():
         try:
-            available = dataset().available(dataset().root or root)
+            data = dataset()
+            available, remedy = data.available(data.root or root), data.remedy(data.root or root)
         except ValueError:  # settings without a default, such as a path
             continue
         table.add_row(
             f"[bold]data: {name}[/bold]",
-            "there" if available else escape(f"not in {root}: rayfl prepare {name}"),
+            "available" if available else escape(f"not in {root}: {remedy}"),
         )
     out.print(table)
 

@@ -84,7 +84,7 @@ class Clustered(RunEvent):
         ari: agreement with the planted groups (adjusted Rand index); None if there are none.
         seconds: duration of the clustering.
         facts: what the method reports about it, such as ``threshold``; as in ``clusters.json``, which also
-        has the cluster of each client.
+            has the cluster of each client.
     """
 
     round: int

@@ -106,7 +106,7 @@ class Result:
         Args:
             client: take the model with which this client was last tested, see :func:`client_models`.
             cluster: take the server's model of this cluster; ``0`` if there is one model for all clients.
-            With several edges give the suffix of the file in ``models/``, such as ``"0_edge_1"``.
+                With several edges give the suffix of the file in ``models/``, such as ``"0_edge_1"``.
             finetuned: take the client's model after ``evaluation.finetune_epochs``.
 
         Raises:

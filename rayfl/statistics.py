@@ -29,7 +29,7 @@ class Interval:
     Attributes:
         mean: of the values; NaN if there are none.
         low, high: bounds of the interval; infinite if there is one value, NaN if there is none, or one of
-        several is infinite.
+            several is infinite.
         n: number of values.
     """
 
@@ -55,7 +55,7 @@ class Difference(Interval):
 
     Attributes:
         p: two-sided p-value of Student's paired t-test; NaN if there are fewer than two pairs, or if all
-        differences are equal (as those of bytes may be), since the test divides by their spread.
+            differences are equal (as those of bytes may be), since the test divides by their spread.
     """
 
     p: float = math.nan

@@ -74,6 +74,49 @@ def test_public_functions_that_take_arrays_state_shapes() -> None:
     assert without_shape(modules()) == []
 
 
+SECTION = re.compile(r"^(Args|Attributes):\n((?:(?: .*)?\n)+)", re.MULTILINE)
+
+
+def not_names(tree: ast.Module) -> list[str]:
+    """Lines that begin an entry of Args or Attributes, but are not ``name: text``: the reference would list
+    them as arguments. Continuation lines are indented.
+    """
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, Function | ast.ClassDef):
+            for _, body in SECTION.findall((ast.get_docstring(node) or "") + "\n"):
+                entries = re.findall(r"^    (?=\S).*", body, re.MULTILINE)
+                known = r"\w+" if isinstance(node, ast.ClassDef) else "|".join(arguments_of(node))
+                entry = re.compile(rf"\*{{0,2}}({known})(, \*{{0,2}}({known}))*:")
+                found += [f"{node.name}: {line.strip()}" for line in entries if not entry.match(line.strip())]
+    return found
+
+
+def arguments_of(function: Function) -> list[str]:
+    """The names of a function's arguments."""
+    own = function.args
+    rest = [each for each in (own.vararg, own.kwarg) if each]
+    return [each.arg for each in (*own.posonlyargs, *own.args, *own.kwonlyargs, *rest)]
+
+
+def test_arguments_and_attributes_are_listed_by_name() -> None:
+    assert [line for tree in modules().values() for line in not_names(tree)] == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "found"),
+    [
+        ("x: a number.", 0),
+        ("x, y: two\n            numbers.", 0),
+        ("x: a\n        number.", 1),
+        ("z: another.", 1),
+    ],
+)
+def test_entries_that_are_no_arguments_are_found(entry: str, found: int) -> None:
+    code = f'def f(x, y):\n    """Add.\n\n    Args:\n        {entry}\n\n    Returns:\n        It.\n    """'
+    assert len(not_names(ast.parse(code))) == found
+
+
 def letters(tree: ast.Module) -> set[str]:
     """The single capital letters in the shapes of a module's docstrings."""
     texts = (

@@ -6,7 +6,8 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent), str(ROOT / "experiments")]
 from docstrings import Docstring, entries, markdown  # noqa: E402
+from readme import claims_table  # noqa: E402
 from reference import cell, settings_table  # noqa: E402
 
 from rayfl.algorithms import ALGORITHMS, Algorithm  # noqa: E402
@@ -157,38 +159,81 @@ def _method_of(preset: Path) -> str:
 
 
 def results(name: str) -> Iterator[str]:
-    """Our figures and the published ones, study by study."""
-    found = list(_studies(name))
+    """Our figures with the verdicts of claims, and the published ones, study by study."""
+    found = list(studies(name))
     if not found:
         return
     yield from ("## Results compared with the paper's", "")
     yield "Each table is made by a study, which anybody can run again. Sizes named `smoke` have few rounds"
     yield "and often a smaller network: they show that everything works, and neither confirm nor refute a"
-    yield from ("paper. All studies are in [experiments](repo:experiments/README.md).", "")
-    for title, path, result, published in found:
-        size = f" --size {result['size']}" if result and result["size"] else ""
-        yield from (f"### {title}", "", f"`rayfl study {path}{size}`", "")
-        if result:
-            yield from (result["table"], "", result["caption"], "")
-        if published:
+    yield "paper. They are here only where no larger size has been run. All studies are in"
+    yield from ("[experiments](repo:experiments/README.md).", "")
+    for study in found:
+        yield from (f"### {study.title}", "")
+        if not study.results:
+            yield from (f"`rayfl study {study.path}`", "")
+        for result in study.results:
+            size = f" --size {result['size']}" if result["size"] else ""
+            yield from (f"`rayfl study {study.path}{size}`", "", result["table"], "", result["caption"], "")
+            claims = [claim for claim in result["claims"] if study.names_method(claim["claim"])]
+            if claims:
+                yield from (*claims_table(claims), "")
+        if study.published:
             yield from (
                 "| published | figure | protocol | source |",
                 "| --- | --: | --- | --- |",
-                *published,
+                *study.published,
                 "",
             )
 
 
-def _studies(name: str) -> Iterator[tuple[str, str, Mapping[str, Any] | None, list[str]]]:
-    """Title, file, result if there is one, and rows of published figures of the studies with this method."""
-    kept = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+@dataclass(frozen=True)
+class Study:
+    """A study with a method.
+
+    Attributes:
+        name, title: of the study.
+        path: of its file.
+        labels: what the study calls the method; several if it runs with several settings.
+        results: those with a row of the method: at all sizes but ``smoke``, else at that.
+        published: rows of published figures.
+    """
+
+    name: str
+    title: str
+    path: str
+    labels: list[str]
+    results: list[Mapping[str, Any]]
+    published: list[str]
+
+    def names_method(self, claim: str) -> bool:
+        """Whether a claim is about the method: it names a label, with a number of its runs."""
+        return any(re.search(rf"(^|[-+*/(<>~] ?){re.escape(label)}\.", claim) for label in self.labels)
+
+
+@cache
+def kept() -> Sequence[Mapping[str, Any]]:
+    """The results of studies at all sizes."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+
+
+def studies(name: str) -> Iterator[Study]:
+    """The studies with this method that have results or published figures."""
     for path in sorted((ROOT / "experiments").glob("*/*.yaml")):
         said = _yaml(path)
         labels = [label for label, changes in said.get("methods", {}).items() if _runs(changes, name)]
-        result = next((each for each in kept if each["study"] == said.get("name")), None)
+        rows = tuple(f"| {label} |" for label in labels)
+        found = [
+            each
+            for each in kept()
+            if each["study"] == said.get("name") and any(row in each["table"] for row in rows)
+        ]
+        longer = [each for each in found if each["size"] != "smoke"]
         published = list(_published(said, labels))
-        if labels and (result or published):
-            yield said.get("title", said["name"]), path.relative_to(ROOT).as_posix(), result, published
+        if labels and (found or published):
+            file = path.relative_to(ROOT).as_posix()
+            title = said.get("title", said["name"])
+            yield Study(said["name"], title, file, labels, longer or found, published)
 
 
 def _runs(changes: Any, name: str) -> bool:

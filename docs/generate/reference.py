@@ -70,6 +70,8 @@ def _type(annotation: Any) -> str:
         return f"mapping of {_type(arguments[0])} to {_type(arguments[1])}"
     if annotation is type(None):
         return "none"
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return f"`{{{', '.join(annotation.model_fields)}}}`"
     named = {
         int: "integer",
         float: "number",

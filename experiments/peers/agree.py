@@ -103,8 +103,8 @@ WHY: Mapping[tuple[str, str], tuple[str, str]] = {
     ("fedadam", "fedjax"): ("bias", "the server's step is Optax' Adam, with bias correction, and `v` from 0"),
     ("fedadam", "flwr"): (
         "next bias",
-        "`strategy/fedadam.py` corrects the bias, as the paper does not, with the exponent of the round "
-        "after, and `v` from 0",
+        "`strategy/fedadam.py` corrects the bias, which the paper does not do, with the exponent of "
+        "the next round, and `v` from 0",
     ),
     ("ifca_unequal", "cfla"): (
         "unweighted",

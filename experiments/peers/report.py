@@ -67,10 +67,11 @@ def markdown(rows: Sequence[Row]) -> str:
         f"Measured on {'; '.join(machines)}. Median load of the machine before a measurement: {load:.1f}.",
         f"rayfl at commit {commits or 'unknown'}. At most {repetitions} repetition{'s' * (repetitions > 1)}.",
         "",
-        "Seconds are medians over repetitions, in brackets the least and the most. *Times rayfl*: the median",
+        "Seconds are medians over repetitions, with the range in parentheses. *Times rayfl*: the median",
         "of the ratios within a repetition; above 1 the system takes longer than rayfl. *Start-up*: from the",
-        "start of the process to the end of its first round, less a round. *Memory*: proportional set size",
-        "of all processes. *Lines*: of the client script, without the network and the reading of data.",
+        "start of the process to the end of its first round, minus the median round; 0 if rounds vary by",
+        "more than that. *Memory*: proportional set size of all processes. *Lines*: of the client script,",
+        "without the network and the reading of data.",
         "",
         *(f"- {each.title}: {each.about}." for name, each in SYSTEMS.items() if name in measured),
         "",
@@ -106,7 +107,7 @@ def _line(rows: Sequence[Row], paired: Sequence[float]) -> str:
         _spread([row["seconds"] for row in complete]),
         _spread(paired) if paired else "",
         f"{_median(complete, 'cpu_seconds'):.3g}",
-        f"{_median(complete, 'startup'):.1f}",
+        f"{max(0.0, _median(complete, 'startup')):.1f}",
         f"{_median(complete, 'memory_gb'):.2f}",
         str(rows[0]["lines"]),
     ]
@@ -119,8 +120,12 @@ def _median(rows: Sequence[Row], key: str) -> float:
 
 def _spread(values: Sequence[float]) -> str:
     """The median, and the minimum and maximum if there are several values."""
-    text = f"{statistics.median(values):.3g}"
-    return text if len(values) < 2 else f"{text} ({min(values):.3g} to {max(values):.3g})"
+    text = _short(statistics.median(values))
+    return text if len(values) < 2 else f"{text} ({_short(min(values))} to {_short(max(values))})"
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _machine_line(info: Mapping[str, Any]) -> str:
@@ -158,7 +163,7 @@ def figure(rows: Sequence[Row], path: Path) -> None:
     axes.grid(axis="both", color="0.9")
     axes.set_axisbelow(True)
     axes.invert_yaxis()
-    axes.set_xlabel("seconds a round, times rayfl's")
+    axes.set_xlabel("seconds per round, relative to rayfl")
     axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
     axes.legend(
         fontsize="small", ncols=len(others), loc="lower center", bbox_to_anchor=(0.3, 1), frameon=False

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,7 @@ class Task:
 
     def arrays(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """All samples: pixels ``(N * samples, C, H, W)`` in uint8 or words ``(.., L)``, and targets."""
-        folder = Path(self.folder)
-        return np.load(folder / "x.npy", mmap_mode="r"), np.load(folder / "y.npy", mmap_mode="r")
+        return _opened(self.folder)
 
     def client(self, number: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """A client's samples, as the networks take them: float32 normalised pixels, or int64 words."""
@@ -82,6 +82,12 @@ class Task:
     def count(self, number: int) -> int:
         """Samples of a client."""
         return self.sizes[number] if self.sizes else self.samples
+
+
+@cache
+def _opened(folder: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The arrays of a task, opened once in a process: a client of W3 trains for less time than that takes."""
+    return tuple(np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in "xy")  # type: ignore[return-value]
 
 
 def normalised(x: NDArray[Any]) -> NDArray[Any]:

@@ -70,9 +70,9 @@ class System:
 SYSTEMS: Mapping[str, System] = {
     s.name: s
     for s in (
-        System("rayfl", "rayfl", "an actor a core on Ray", own=False),
+        System("rayfl", "rayfl", "one actor per core, on Ray", own=False),
         System("plain", "plain PyTorch", "a loop in two processes of one thread", own=False),
-        System("flwr", "Flower", "simulation engine on Ray, one CPU a client"),
+        System("flwr", "Flower", "simulation engine on Ray, one CPU per client"),
         System(
             "pfl",
             "pfl",
@@ -83,7 +83,7 @@ SYSTEMS: Mapping[str, System] = {
         System(
             "fedjax",
             "FedJAX",
-            "jit in one process; names that JAX has removed since are put back",
+            "jit in one process; with names that JAX has since removed",
             workloads=IMAGES,
             why_not="its ResNets and text models are other networks",
         ),

@@ -92,7 +92,7 @@ class FLT(OneShotClustered[FLTState]):
         model for each set of relatives, at most one for each client. No client state.
 
     Fails when:
-        Clients have few samples (ARI 0.69 with 12 letters per client, 0.95 with 50); gamma 1 joins clusters,
+        Clients have few samples (ARI 0.69 with 12 letters per client, 0.94 with 50); gamma 1 joins clusters,
         ``gamma: auto`` finds the groups more often; equal images under different labels look alike.
 
     Shown by:

@@ -166,9 +166,19 @@ def _paired_turns(
                     continue
                 _warm_up(base, workload.clients)
                 _warm_up(method, workload.clients)
-                pairs = [(_turn(method), _turn(base)) for _ in range(rounds)]
-            turns, base_turns = zip(*pairs, strict=True)
+                turns, base_turns = _in_turns(method, base, rounds)
             yield name, turns, base_turns
+
+
+def _in_turns(method: Rayfl, base: Rayfl, rounds: int) -> tuple[list[Turn], list[Turn]]:
+    """Rounds of both in pairs; who is first in a pair alternates, as what runs before leaves its data in the
+    caches.
+    """
+    turns: tuple[list[Turn], list[Turn]] = ([], [])
+    for number in range(rounds):
+        for k in (0, 1) if number % 2 else (1, 0):
+            turns[k].append(_turn((method, base)[k]))
+    return turns
 
 
 def _warm_up(rayfl: Rayfl, clients: int) -> None:

@@ -206,7 +206,7 @@ def decide(
         criteria: eps1, eps2, gamma_max and so on.
         ids: the m clients of the cluster ``(m,)``.
         similarities: of their latest updates, condensed, in the order of ``ids``; may be None unless
-        :meth:`SplitCriteria.met`.
+            :meth:`SplitCriteria.met`.
         norms: of the same updates.
 
     Raises:

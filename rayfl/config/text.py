@@ -27,7 +27,7 @@ def parse(text: str, trusted: bool = False) -> Any:
             is many times faster, but crashes the process if brackets are nested too deeply.
 
     Raises:
-        one of :data:`NOT_YAML`.
+        YAMLError, ValueError, RecursionError: those of :data:`NOT_YAML`.
     """
     return yaml.load(text, Loader=_TrustedLoader if trusted else _Loader)
 

@@ -66,7 +66,7 @@ class Numbering:
         train: for each sample of the source its position among the training samples, -1 if it is not one.
         test: the same for test samples; None: they are numbered by position.
         split: whether the numbers of ``test`` refer to the same source as those of ``train``, because one
-        source was split into two parts.
+            source was split into two parts.
     """
 
     train: NDArray[np.int64]
@@ -91,27 +91,28 @@ class Samples:
 
     Attributes:
         name: for reports.
-        x_train, x_test: ``(n, C, H, W)`` images (uint8 pixels stay uint8 until they are on the device), ``(n,
-        D)`` features (float32) or pixels (uint8), or ``(n, L)`` words of texts (int32, positions in
-        ``vocabulary``).
+        x_train, x_test: ``(n, C, H, W)`` images (uint8 pixels stay uint8 until they are on the device),
+            ``(n, D)`` features (float32) or pixels (uint8), or ``(n, L)`` words of texts (int32, positions
+            in ``vocabulary``).
         y_train, y_test: class labels ``(n,)``, int64, in ``range(classes)``.
         classes: number of classes.
         domain_train, domain_test: for data from several sources or distributions (synthetic tasks, mixes of
-        datasets) the source of each sample ``(n,)``, int64; None otherwise.
+            datasets) the source of each sample ``(n,)``, int64; None otherwise.
         class_names: for reports; may be empty.
         targets_train, targets_test: targets other than the class: for texts the word that follows each word,
-        ``(n, L)`` int64, :data:`IGNORED` after the end of a text; or numbers ``(n, K)`` float32, and then all
-        samples are of class 0. None otherwise. Partitions and signatures use the class of a text (its topic).
+            ``(n, L)`` int64, :data:`IGNORED` after the end of a text; or numbers ``(n, K)`` float32, and
+            then all samples are of class 0. None otherwise. Partitions and signatures use the class of a
+            text (its topic).
         vocabulary: for texts, the words that a model knows and predicts.
         label_maps: ``(V, classes)``, int64, or None. Clients may see the same samples under other labels
-        (CFL's swapped and permuted labels, drift): row ``v`` contains the new label of each label; row 0 is
-        the identity. Sample ``i`` of a part of ``n`` samples, seen through map ``v``, has the *virtual id*
-        ``v * n + i``; without maps ids are plain indices. Read samples by the ids of clients only through
-        :meth:`inputs`, :meth:`labels`, :meth:`targets` and :meth:`domains`.
+            (CFL's swapped and permuted labels, drift): row ``v`` contains the new label of each label; row 0
+            is the identity. Sample ``i`` of a part of ``n`` samples, seen through map ``v``, has the
+            *virtual id* ``v * n + i``; without maps ids are plain indices. Read samples by the ids of
+            clients only through :meth:`inputs`, :meth:`labels`, :meth:`targets` and :meth:`domains`.
         x_server: inputs ``(s, ...)`` that the server holds out and no client has
-        (:mod:`rayfl.data.held_out`); None if there are none.
+            (:mod:`rayfl.data.held_out`); None if there are none.
         scaling: how inputs are scaled for models (:meth:`Dataset.normalised`); None: images with their own
-        mean and deviation, everything else unchanged.
+            mean and deviation, everything else unchanged.
         columns: further information about the samples, by name. Used by partitions only.
         numbering: the numbers of the samples in their source; None: their positions. Used by partitions only.
         stored: the clients that come with the data, if any. Used by partitions only.
@@ -401,9 +402,9 @@ class Federation:
     Attributes:
         samples: the data, stored once.
         train, validation: per client, ids of training samples (see :class:`Samples`: indices, or virtual ids
-        if clients see labels differently); disjoint within a client.
+            if clients see labels differently); disjoint within a client.
         test: per client, ids of test samples: those that the partition gave it, or samples that follow its
-        label distribution. Clients may share test samples.
+            label distribution. Clients may share test samples.
         groups: the planted (ground-truth) group of each client ``(N,)``, int64, or None if there is none.
         names: the user's ids of the clients ``(N,)``, or None: clients are named by their numbers.
         notes: messages for the user about the division, a line each.
@@ -572,6 +573,10 @@ class Dataset(Section):
         """Whether :meth:`load` would find its files, without reading them."""
         return True
 
+    def remedy(self, root: Path) -> str:
+        """What users do if the files are missing."""
+        return f"rayfl prepare {self.name}"
+
     def own_files(self, root: Path) -> Sequence[Path]:
         """The files that users have put into ``root`` themselves, and may change."""
         return ()
@@ -607,7 +612,7 @@ class Assignment:
         clients: indices of the training samples of each client (plain, never virtual).
         groups: the planted group of each client ``(N,)``, if groups were planted.
         label_map: the row of ``label_maps`` through which each client sees its samples, ``(N,)``; None:
-        labels are unchanged.
+            labels are unchanged.
         label_maps: ``(V, classes)``, as in :class:`Samples`; used with ``label_map``.
         test: indices of each client's own test samples; None: test samples that follow its labels.
         names: the user's ids of the clients ``(N,)``, each once; None: clients are named by their numbers.
@@ -656,6 +661,6 @@ class Partition(Section):
 
         Raises:
             DataError: if the request is impossible for these samples (one line; the number of attempts is
-            bounded).
+                bounded).
         """
         raise NotImplementedError

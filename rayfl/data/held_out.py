@@ -49,7 +49,7 @@ def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Sa
     Args:
         samples: the data.
         share: a fraction of the training samples; or a number, limited to a tenth of them; or ``auto``:
-        ``public``, limited to a tenth.
+            ``public``, limited to a tenth.
         public: number of samples that the server needs.
         seed: the key of the draw.
 

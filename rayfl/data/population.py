@@ -43,7 +43,7 @@ class Population:
         active: which clients are present ``(N,)``.
         ever_active: which clients have ever been present ``(N,)``.
         group_keys: one key per group, those of the partition first: what the clients of the group have in
-        common, that is the source of their samples and their row of ``rows`` (:func:`keys_of`).
+            common, that is the source of their samples and their row of ``rows`` (:func:`keys_of`).
         names: the user's ids of the clients ``(N,)`` or None.
     """
 
@@ -180,8 +180,8 @@ class Wish:
 
     Attributes:
         ids: the clients ``(D,)``, ascending.
-        classes: new classes for all of them; None: each client draws as many classes as it had, of those that
-        it did not have.
+        classes: new classes for all of them; None: each client draws as many classes as it had, of those
+            that it did not have.
         target_groups: for each client the group whose distribution it gets instead ``(D,)``, or None.
         reuse: whether samples of other clients may be used.
     """

@@ -44,7 +44,7 @@ class RunFiles:
         summary: ``summary.json``; empty while the run is not finished.
         status: ``status.json``; empty for older runs.
         rounds, groups, clients, communication, labels: the CSV files of these names. Older runs have no
-        ``groups.csv`` or ``labels.csv``; these are not reported as missing.
+            ``groups.csv`` or ``labels.csv``; these are not reported as missing.
         missing: files that do not exist or cannot be read, each with the reason.
     """
 

@@ -124,12 +124,12 @@ class Driver:
                 config. The caller writes the files that describe the run there, so that a refused resume
                 changes nothing.
 
+        After an error, also one in a round that is not listed here (such as from a method's hook), the last
+        complete round is in a checkpoint, unless that cannot be written.
+
         Raises:
             Interrupted: if ``should_stop`` returned true.
             RayflError: an error that the user can fix.
-
-        In these cases, and after any other exception in a round (such as from a method's hook), the last
-        complete round is in a checkpoint, unless that cannot be written.
         """
         try:
             return self._run(accepted)

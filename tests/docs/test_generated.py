@@ -139,3 +139,29 @@ def test_measured_figures_become_tables() -> None:
     assert "| skip | `vmap` | 0.5 | `loop` | 0.4 | 1.25 |" in page
     assert page.count("Measured on P, 2 cores, Python 3.11.") == 3
     assert speed.written(page, figures) == page
+
+
+@pytest.mark.parametrize("name", ALGORITHMS.own)
+def test_results_on_the_page_of_a_method_are_its_own_and_of_the_largest_sizes(name: str) -> None:
+    import method_pages
+
+    for study in method_pages.studies(name):
+        rows = [f"| {label} |" for label in study.labels]
+        assert all(any(row in result["table"] for row in rows) for result in study.results)
+        if "smoke" in {result["size"] for result in study.results}:
+            others = [
+                each
+                for each in method_pages.kept()
+                if each["study"] == study.name and each["size"] != "smoke"
+            ]
+            assert not any(row in each["table"] for row in rows for each in others)
+
+
+@pytest.mark.parametrize(
+    ("claim", "named"),
+    [("A.ari > 0.9", True), ("B.ari - A.ari > 0", True), ("A, flags.ari > 0", False), ("BA.ari > 0", False)],
+)
+def test_claims_about_a_method_name_it(claim: str, named: bool) -> None:
+    import method_pages
+
+    assert method_pages.Study("", "", "", ["A"], [], []).names_method(claim) == named

@@ -81,6 +81,10 @@ class AgNews(Dataset):
         return all(len(_part_files(root, part)) == 1 for part in ("train", "test"))
 
     @override
+    def remedy(self, root: Path) -> str:
+        return f"put train.csv and test.csv (or .csv.gz) into {root / 'ag_news'}, or set data.root"
+
+    @override
     def own_files(self, root: Path) -> list[Path]:
         return [path for part in ("train", "test") for path in _part_files(root, part)]
 
@@ -93,7 +97,7 @@ class AgNews(Dataset):
         """
         if self.available(root):
             return f"{self.name}: already in {root}"
-        raise DataError(f"{self.name} is not downloaded; {_remedy(root)}")
+        raise DataError(f"{self.name} is not downloaded; {self.remedy(root)}")
 
     @override
     def load(self, root: Path) -> Samples:
@@ -121,7 +125,7 @@ class AgNews(Dataset):
         """The words and the topic of ``count`` articles (or all), in the order of the file."""
         files = _part_files(root, part)
         if not files:
-            raise DataError(f"dataset {self.name} is not in {root}; {_remedy(root)}")
+            raise DataError(f"dataset {self.name} is not in {root}; {self.remedy(root)}")
         if len(files) > 1:
             names = " and ".join(file.name for file in files[:2])
             raise DataError(f"{files[0].parent}: {names} both exist; keep one file of {part} articles")
@@ -217,7 +221,3 @@ def _part_files(root: Path, part: str) -> list[Path]:
     """The files of a part, ``train`` or ``test``."""
     folder = root / "ag_news" if (root / "ag_news").is_dir() else root
     return sorted(file for end in ("csv", "csv.gz") for file in folder.glob(f"{part}*.{end}"))
-
-
-def _remedy(root: Path) -> str:
-    return f"put train.csv and test.csv (or .csv.gz) into {root / 'ag_news'}, or set data.root"

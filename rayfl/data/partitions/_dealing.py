@@ -224,7 +224,7 @@ class Draws(NamedTuple):
         min_samples: draws in which a client has fewer samples are rejected.
         attempts: maximum number of draws.
         capped: a client that has its fair share ``n / clients`` gets nothing of the remaining classes (as in
-        NIID-Bench's code).
+            NIID-Bench's code).
     """
 
     alpha: float

@@ -43,8 +43,8 @@ class OwnPartition(Partition):
             notes: lines for the user.
 
         Raises:
-            DataError: if a client has no training sample, or no test sample where ``test`` is used; or if the
-            number of clients is not ``clients``.
+            DataError: if a client has no training sample, or no test sample where ``test`` is used; or if
+                the number of clients is not ``clients``.
         """
         where, count = f"partition: {self.name}", len(names)
         if self.clients not in (0, count):
