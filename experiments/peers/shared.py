@@ -87,7 +87,7 @@ class Task:
 @cache
 def _opened(folder: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """The arrays of a task, opened once in a process: a client of W3 trains for less time than that takes."""
-    return tuple(np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in "xy")  # type: ignore[return-value]
+    return tuple(np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in "xy")
 
 
 def normalised(x: NDArray[Any]) -> NDArray[Any]:
