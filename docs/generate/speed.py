@@ -90,12 +90,15 @@ def _engine(opened: str) -> str:
 
 
 def workloads(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Seconds of a round of the workloads, in two processes on each side."""
-    numbers = ("plain_seconds", "rayfl_seconds", "ratio")
-    lines = ["| workload | plain, s | rayfl, s | times faster |", "| --- |" + " --- |" * 3]
+    """Seconds of a round of the workloads, in two processes on each side, and the range of the ratios."""
+    lines = [
+        "| workload | plain, s | rayfl, s | times faster | from turn to turn |",
+        "| --- |" + " --- |" * 4,
+    ]
     for row in rows:
-        cells = " | ".join(f"{row[number]:.3g}" for number in numbers)
-        lines.append(f"| {row['workload']}: {row['about']} | {cells} |")
+        cells = [f"{row[number]:.3g}" for number in ("plain_seconds", "rayfl_seconds", "ratio")]
+        cells.append(f"{min(row['ratios']):.3g} to {max(row['ratios']):.3g}")
+        lines.append(f"| {row['workload']}: {row['about']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
