@@ -1,4 +1,4 @@
-"""The rooms of the house: what may import what, who may draw, how much passes through one door."""
+"""The packages: which may import which, which may draw random numbers, how many arguments a function takes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def graph(root: Path = ROOT) -> dict[str, set[str]]:
             elif package in known:
                 targets.add(package)
             else:
-                assert target.split(".")[0] != root.name, f"{name} imports {target}, which there is not"
+                assert target.split(".")[0] != root.name, f"{name} imports {target}, which does not exist"
         targets.discard(name)
     return found
 

@@ -89,7 +89,7 @@ def test_no_clients(kind):
 
 
 def test_uniforms_are_a_client_s_own():
-    """The same numbers in any company, and the first of them where fewer are wanted."""
+    """They do not depend on the other clients; if fewer are drawn, they are the first ones."""
     clients, counts = np.array([4, 0, 9, 7]), np.array([3, 0, 5, 2])
     together = uniforms(1, "a", 2, clients, counts)
     assert [len(own) for own in together] == [3, 0, 5, 2]

@@ -260,7 +260,7 @@ def test_stopped_and_resumed(rule: Any, settings: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rule", ["median", KRUM, "geometric_median"])
 def test_blocks_do_not_matter(rule: Any, run: Run) -> None:
-    """The plain loop gives each client the same bits in any company; so do rules."""
+    """The plain loop gives each client the same bits, whichever clients share its block; so do rules."""
     first, *others = (run(f"execution.block_size={size}", aggregation=rule).bits for size in (1, 3, 8))
     assert others == [first, first]
 

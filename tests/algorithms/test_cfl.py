@@ -561,7 +561,7 @@ def swapped(settings: Callable[..., dict[str, Any]]) -> rayfl.Result:
 
 
 def saved(result: rayfl.Result, complete: int = -1) -> Checkpoint:
-    """After so many rounds; by default the last."""
+    """The checkpoint after this number of rounds; by default the last."""
     found = checkpoints(result.path / "checkpoints")
     return Checkpoint.load(found[complete if complete < 0 else complete - 1], CFLState)
 

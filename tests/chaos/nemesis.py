@@ -52,7 +52,7 @@ RAY = (
     "fill the driver's disk",
     "interrupt",
 )
-"""Faults of a run on Ray. For whoever waits, being killed for lack of memory is being killed."""
+"""Faults of a run on Ray. A process killed for lack of memory looks like any other that was killed."""
 
 LOSE_NODE = "lose a node"
 """A fault on a Ray of several nodes: one goes for good, with all that is on it, and another comes."""

@@ -92,7 +92,7 @@ def until(true: Callable[[], object], what: str, patience: float = PATIENCE) -> 
     """Wait for something."""
     begun = time.monotonic()
     while not true():
-        assert time.monotonic() - begun < patience, f"waited in vain: {what}"
+        assert time.monotonic() - begun < patience, f"still not after {patience:.0f} s: {what}"
         time.sleep(0.2)
 
 

@@ -1,4 +1,4 @@
-"""Dealing anew: exact numbers, nobody's sample, nothing lost that can be had."""
+"""Dealing again: the numbers are exact, no sample has two owners, and no free sample is left out."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def two_nodes(rayfl: str, folder: Path, environment: Mapping[str, str]) -> Itera
 def _await(
     nodes: int, process: subprocess.Popen[bytes], python: Path, environment: Mapping[str, str]
 ) -> None:
-    """Wait until so many nodes are there."""
+    """Wait until this number of nodes is there."""
     count = (
         "import ray, time; ray.init(log_to_driver=False, logging_level='error')\n"
         f"while sum(node['Alive'] for node in ray.nodes()) < {nodes}: time.sleep(0.1)"

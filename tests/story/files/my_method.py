@@ -28,7 +28,7 @@ class CatchUp(Algorithm[BehindState]):
     factor: float = Field(2.0, gt=0, description="how much more a client counts that is behind")
 
     def begin(self, setup: Setup) -> BehindState:
-        """One model, and nobody behind."""
+        """One model, and no client is behind."""
         return BehindState(round=0, models=1, assignment=np.zeros(setup.clients, np.int64))
 
     def reports(self, setup: Setup, state: BehindState) -> dict[str, ClientReport]:
