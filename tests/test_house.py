@@ -1,4 +1,4 @@
-"""The packages: which may import which, which may draw random numbers, how many arguments a function takes."""
+"""The packages: what may import what, what may draw random numbers, how many arguments there are."""
 
 from __future__ import annotations
 
