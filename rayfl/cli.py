@@ -260,8 +260,8 @@ def study(
     study that was stopped.
     """
     from rayfl.display import text_tables
+    from rayfl.study import check_folder, execute, folder_of, prepare, read, tables
     from rayfl.study import claims as claim_rules
-    from rayfl.study import execute, folder_of, prepare, read, tables
     from rayfl.study.progress import StudyDisplay
 
     prepared = prepare(read(file, size, overrides or [], only or [], seeds))
@@ -272,6 +272,7 @@ def study(
         _show_estimate(prepared, jobs, archive)
         return
     folder = out_folder or folder_of(prepared.study, size, only or [], seeds, overrides or [])
+    check_folder(folder, file)
     _say(prepared.study.title or prepared.study.name)
     with StudyDisplay(out) as display:
         outcome = execute(prepared, folder, inline, jobs, display.watch, archive)

@@ -297,15 +297,16 @@ class RunDirectory:
         return max(0, len(path.read_bytes().splitlines()) - 1) if path.is_file() else 0
 
     def rounds_finished(self) -> int:
-        """The number of rounds of a finished run whose summary and ``rounds.csv`` are whole; else 0."""
+        """The number of rounds of a finished run whose summary and tables of rounds and clients are whole;
+        else 0.
+        """
         try:
-            rounds = (self.read_json("summary.json") or {}).get("rounds", 0)
-            table = (self.path / "rounds.csv").read_bytes()
+            summary = self.read_json("summary.json") or {}
+            rounds, clients = (_rows(self.path / f"{what}s.csv", what) for what in ("round", "client"))
         except (Damaged, OSError):
             return 0
-        header, *lines = table.splitlines() or [b""]
-        whole = table.endswith(b"\n") and header.startswith(b"round,")
-        return len(lines) if whole and len(lines) == rounds else 0
+        whole = rounds == summary.get("rounds") and clients == summary.get("clients", clients)
+        return rounds if whole else 0
 
     def check_files(self) -> None:
         """Refuse folders, pipes and the like where the run writes files.
@@ -631,6 +632,23 @@ _REMEDIES = {
 
 def _digest(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _rows(path: Path, first: str) -> int:
+    """The number of rows of a table, whose first column has this name.
+
+    Raises:
+        Damaged: if another column is the first, a row has other columns than the header, or the end lacks.
+        OSError: if it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        header, *rows = csv.reader(io.StringIO(text, newline=""))
+    except (ValueError, csv.Error) as error:  # not UTF-8, no header, a NUL
+        raise _damaged(path, one_line(error)) from None
+    if header[:1] != [first] or not text.endswith("\n") or {len(row) for row in rows} - {len(header)}:
+        raise _damaged(path, "a part of it is missing")
+    return len(rows)
 
 
 def _damaged(path: Path, why: str) -> Damaged:

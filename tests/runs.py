@@ -74,7 +74,7 @@ SMALL: dict[str, Any] = {
     "training": {"epochs": 2, "batch_size": 10, "lr": 0.1, "momentum": 0.5, "engine": "loop"},
     "execution": {"backend": "inline", "block_size": 3},
 }
-"""Eight clients of very different sizes; the plain loop gives each the same bits, whoever shares its block."""
+"""Eight clients of very different sizes; the plain loop gives each the same bits, whoever is in its block."""
 
 
 class Ran:

@@ -12,13 +12,14 @@
 from rayfl.study.file import StudyFile, read, take
 from rayfl.study.outcome import Study
 from rayfl.study.preparation import Prepared, prepare
-from rayfl.study.study import Watch, execute, folder_of, run_study
+from rayfl.study.study import Watch, check_folder, execute, folder_of, run_study
 
 __all__ = [
     "Prepared",
     "Study",
     "StudyFile",
     "Watch",
+    "check_folder",
     "execute",
     "folder_of",
     "prepare",

@@ -40,6 +40,9 @@ from rayfl.study.running import (
     unfinished,
 )
 
+COPY = "study.yaml"
+"""The copy of the study file in the folder of its results, with what the command line changed."""
+
 _LONGEST_FOLDER = 120
 """Characters of the name of a folder; file systems take 255 bytes."""
 
@@ -172,7 +175,21 @@ def run_study(
     results_folder = (
         Path(os.path.expanduser(folder)) if folder else folder_of(study, size, seeds=seeds, settings=settings)
     )
+    if isinstance(source, str | Path):
+        check_folder(results_folder, source)
     return execute(prepared, results_folder, inline, jobs)
+
+
+def check_folder(folder: Path, source: Path | str) -> None:
+    """Refuse a folder of results in which the copy of the study file would replace the file itself.
+
+    Raises:
+        ConfigError
+    """
+    with suppress(OSError):
+        if os.path.samefile(folder / COPY, os.path.expanduser(source)):
+            where = f"give another folder, or another name to {source}"
+            raise ConfigError(str(folder), f"the results' {COPY} would replace the study file", where)
 
 
 def _read_source(
@@ -231,7 +248,7 @@ def execute(
     """
     files.make(folder, parents=True)
     # Before the runs, so that a disk that cannot be written fails now
-    files.write(folder / "study.yaml", dump(prepared.study.model_dump(mode="json")))
+    files.write(folder / COPY, dump(prepared.study.model_dump(mode="json")))
     for root in {run.config.output.folder for run in prepared.runs} | ({archive} if archive else set()):
         files.make(root, parents=True)
     runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), archive)

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from rayfl import cli
-from rayfl.errors import Interrupted
+from rayfl.errors import ConfigError, Interrupted
 from rayfl.servers.driver import Driver
-from rayfl.study import folder_of, take
+from rayfl.study import folder_of, run_study, take
 from rayfl.study.estimate import _Cost
 
 STUDY = """
@@ -106,6 +106,23 @@ def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[s
         assert text in err
         assert len(err.strip().splitlines()) == 1
         assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(("place", "out"), [(".", "."), (".", ""), ("studies/typed", None)])
+def test_results_never_replace_the_study_file(
+    folder: Path, capsys: pytest.CaptureFixture[str], place: str, out: str | None
+) -> None:
+    file = folder / place / "study.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("# why\n" + STUDY)
+    options = [] if out is None else ["--out", out]
+    code, _, err = rayfl(capsys, "study", str(file), "--inline", *options)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the results' study.yaml would replace the study file" in err
+    with pytest.raises(ConfigError, match="would replace the study file"):
+        run_study(file, folder="." if out == "" else out, inline=True)
+    assert file.read_text().startswith("# why")
+    assert not (folder / "runs").exists()
 
 
 def test_a_run_that_fails_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -271,7 +271,11 @@ def test_a_study_that_grows_runs_only_what_is_new(done: Any, tmp_path: Path) -> 
     [
         "cut",
         "no summary",
-        *(pytest.param(d, marks=pytest.mark.slow) for d in ("gone", "empty", "half a summary")),
+        "no clients",
+        *(
+            pytest.param(d, marks=pytest.mark.slow)
+            for d in ("gone", "empty", "half a summary", "half the clients")
+        ),
     ],
 )
 def test_a_run_whose_files_are_damaged_is_continued(done: Any, tmp_path: Path, damage: str) -> None:
@@ -281,6 +285,9 @@ def test_a_run_whose_files_are_damaged_is_continued(done: Any, tmp_path: Path, d
     before = (path / "rounds.csv").read_bytes()
     if "summary" in damage:
         (path / "summary.json").write_text("{}" if damage == "no summary" else "{")
+    elif "clients" in damage:
+        clients = (path / "clients.csv").read_bytes()
+        (path / "clients.csv").write_bytes(b"\0" * 400 if damage == "no clients" else clients[:-20])
     elif damage == "gone":
         (path / "rounds.csv").unlink()
     else:
@@ -701,6 +708,7 @@ def test_runs_that_are_there_say_what_happens_once(tmp_path: Path) -> None:
     directory.path.mkdir()
     directory.write_json("summary.json", {"seconds": 1057.0, "rounds": 2})
     directory.table("rounds.csv", [{"round": 0, "seconds": 1000.0}, {"round": 1, "seconds": 7.0}])
+    directory.table("clients.csv", [{"client": 0}], ["client"])
     found = estimate(prepared.runs)
     assert found.finished == 1
     assert found.seconds == pytest.approx(50 + 1000 + 29 * 7)
