@@ -251,6 +251,10 @@ def execute(
     files.write(folder / COPY, dump(prepared.study.model_dump(mode="json")))
     for root in {run.config.output.folder for run in prepared.runs} | ({archive} if archive else set()):
         files.make(root, parents=True)
+        if not os.access(root, os.W_OK | os.X_OK):
+            raise ConfigError(
+                str(root), "cannot be written to", "name another folder, or change its permissions"
+            )
     runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), archive)
     study = prepared.study
     chosen: tuning.Chosen = {}

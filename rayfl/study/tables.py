@@ -220,6 +220,8 @@ def rank_table(results: Results) -> TextTable | None:
     ]
     rows = [(label, *(number(ranks[c][label], 2) for c in columns)) for label in results.study.methods]
     caption = "Mean ranks over seeds and points of the grid at which every method has the number; 1 is best."
+    if any(column.startswith(("rounds_to", "bytes_to")) for column in columns):
+        caption += " A method that never reaches a target comes last."
     unranked = [title_of(column) for column in columns if all(map(math.isnan, ranks[column].values()))]
     if unranked:
         caption += f" Nowhere do all methods have {' or '.join(unranked)}."

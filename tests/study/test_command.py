@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -123,6 +124,16 @@ def test_results_never_replace_the_study_file(
         run_study(file, folder="." if out == "" else out, inline=True)
     assert file.read_text().startswith("# why")
     assert not (folder / "runs").exists()
+
+
+def test_a_folder_of_runs_that_cannot_be_written_is_noticed_at_once(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = os.access  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "runs" and access(path, mode))
+    code, _, err = rayfl(capsys, "study", "typed.yaml", "--inline")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "runs: cannot be written to" in err
 
 
 def test_a_run_that_fails_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
