@@ -638,7 +638,7 @@ def _rows(path: Path, first: str) -> int:
     """The number of rows of a table, whose first column has this name.
 
     Raises:
-        Damaged: if another column is the first, a row has other columns than the header, or the end lacks.
+        Damaged: if another column is the first, a row has other columns than the header, or the end is missing.
         OSError: if it cannot be read.
     """
     try:

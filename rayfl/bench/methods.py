@@ -174,11 +174,14 @@ def _in_turns(method: Rayfl, base: Rayfl, rounds: int) -> tuple[list[Turn], list
     """Rounds of both in pairs; who is first in a pair alternates, as what runs before leaves its data in the
     caches.
     """
-    turns: tuple[list[Turn], list[Turn]] = ([], [])
-    for number in range(rounds):
-        for k in (0, 1) if number % 2 else (1, 0):
-            turns[k].append(_turn((method, base)[k]))
-    return turns
+    turns: list[Turn] = []
+    base_turns: list[Turn] = []
+    both = [(method, turns), (base, base_turns)]
+    for _ in range(rounds):
+        for rayfl, measured in both:
+            measured.append(_turn(rayfl))
+        both.reverse()
+    return turns, base_turns
 
 
 def _warm_up(rayfl: Rayfl, clients: int) -> None:

@@ -119,13 +119,13 @@ class Driver:
     def run(self, accepted: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Run all remaining rounds; returns the summary.
 
+        After an error, also one in a round that is not listed here (such as from a method's hook), the last
+        complete round is in a checkpoint, unless that cannot be written.
+
         Args:
             accepted: called before the first round, once the newest checkpoint (if any) is known to fit this
                 config. The caller writes the files that describe the run there, so that a refused resume
                 changes nothing.
-
-        After an error, also one in a round that is not listed here (such as from a method's hook), the last
-        complete round is in a checkpoint, unless that cannot be written.
 
         Raises:
             Interrupted: if ``should_stop`` returned true.

@@ -188,8 +188,8 @@ def check_folder(folder: Path, source: Path | str) -> None:
     """
     with suppress(OSError):
         if os.path.samefile(folder / COPY, os.path.expanduser(source)):
-            where = f"give another folder, or another name to {source}"
-            raise ConfigError(str(folder), f"the results' {COPY} would replace the study file", where)
+            remedy = f"give another folder, or another name to {source}"
+            raise ConfigError(str(folder), f"the results' {COPY} would replace the study file", remedy)
 
 
 def _read_source(

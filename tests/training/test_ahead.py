@@ -106,8 +106,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_process_that_compiles_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    cached: list[str] = []
-    compile_for = jit._by_one_process(compiled.append, tmp_path / "kernel.lock", cached.__contains__)
+    compile_for = jit._by_one_process(compiled.append, tmp_path / "kernel.lock", lambda _: False)
     other = FileLock(tmp_path / "kernel.lock")  # a lock is its object's: this one is like another process
     with other:
         waiting = threading.Thread(target=compile_for, args=("waited",))
@@ -116,17 +115,20 @@ def test_another_process_that_compiles_is_waited_for(tmp_path: Path, monkeypatch
     waiting.join()
     assert compiled == ["waited"]
 
-    with other:  # it goes on with other types of the same function
-        waiting = threading.Thread(target=compile_for, args=("stored",))
-        waiting.start()
-        cached.append("stored")
-        waiting.join()
-        compile_for("stored")
-    assert compiled == ["waited", "stored", "stored"]
     monkeypatch.setattr(jit, "PATIENCE", 0.01)
     with other:
         compile_for("without the other")
-    assert compiled[-1] == "without the other"
+    assert compiled == ["waited", "without the other"]
+
+
+def test_what_another_process_has_compiled_is_taken_while_it_compiles_for_other_types(tmp_path: Path) -> None:
+    compiled: list[str] = []
+    looks = iter([False, False, True])
+    compile_for = jit._by_one_process(compiled.append, tmp_path / "kernel.lock", lambda _: next(looks))
+    with FileLock(tmp_path / "kernel.lock"):
+        compile_for("stored")
+    assert list(looks) == []  # else it waited for the lock
+    assert compiled == ["stored"]
 
 
 def test_locks_are_no_condition(tmp_path: Path) -> None:

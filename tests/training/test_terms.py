@@ -50,7 +50,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {  # name -> change
     "maml-epochs": ({"inner_lr": 0.05, "snapshot_epoch": 1}, ("mask",)),
 }
 COMBINED = "frozen-all", "frozen-maml", "scaffold-prox", "maml-all"
-"""Options that have all others among them."""
+"""Options that together include all others."""
 
 EXTRAS: dict[str, dict[str, Any]] = {
     "sgd": {},

@@ -31,8 +31,8 @@ from numba.core.compiler_lock import global_compiler_lock
 PATIENCE = 60.0
 """Seconds to wait for another process that compiles the same function, before it is compiled here too."""
 
-_GLANCE = 0.1
-"""Seconds between two looks whether the other process has compiled what is needed here."""
+_CHECK_INTERVAL = 0.1
+"""Seconds between two checks of whether the other process has compiled what is needed here."""
 
 
 class _Locator(_CacheLocator):  # type: ignore[misc]
@@ -145,7 +145,7 @@ def _held(path: Path, needless: Callable[[], bool]) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         while not (needless() or lock.is_locked or time.monotonic() > until):
             with contextlib.suppress(Timeout):
-                lock.acquire(timeout=_GLANCE)
+                lock.acquire(timeout=_CHECK_INTERVAL)
     try:
         yield
     finally:
