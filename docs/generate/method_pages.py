@@ -207,8 +207,11 @@ class Study:
     published: list[str]
 
     def names_method(self, claim: str) -> bool:
-        """Whether a claim is about the method: it names a label, with a number of its runs."""
-        return any(re.search(rf"(^|[-+*/(<>~] ?){re.escape(label)}\.", claim) for label in self.labels)
+        """Whether a claim is about the method: it names a label, perhaps in quotes or at a point, and a number."""
+        labels = "|".join(map(re.escape, self.labels))
+        return (
+            re.search(rf"""(^|[-+*/(<>~] ?)(?P<q>["']?)({labels})(?P=q)(\[[^]]*\])?\.""", claim) is not None
+        )
 
 
 @cache

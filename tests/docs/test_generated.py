@@ -159,9 +159,17 @@ def test_results_on_the_page_of_a_method_are_its_own_and_of_the_largest_sizes(na
 
 @pytest.mark.parametrize(
     ("claim", "named"),
-    [("A.ari > 0.9", True), ("B.ari - A.ari > 0", True), ("A, flags.ari > 0", False), ("BA.ari > 0", False)],
+    [
+        ("A.ari > 0.9", True),
+        ("B.ari - A.ari > 0", True),
+        ("A[alpha=0.1].ari > 0", True),
+        ('"A".ari > 0', True),
+        ('"A, 2 clusters".ari > 0', True),
+        ("A, flags.ari > 0", False),
+        ("BA.ari > 0", False),
+    ],
 )
 def test_claims_about_a_method_name_it(claim: str, named: bool) -> None:
     import method_pages
 
-    assert method_pages.Study("", "", "", ["A"], [], []).names_method(claim) == named
+    assert method_pages.Study("", "", "", ["A", "A, 2 clusters"], [], []).names_method(claim) == named
