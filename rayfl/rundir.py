@@ -638,7 +638,7 @@ def _rows(path: Path, first: str) -> int:
     """The number of rows of a table, whose first column has this name.
 
     Raises:
-        Damaged: if another column is the first, a row has other columns than the header, or the end is cut off.
+        Damaged: if another column is the first, a row is too short or too long, or the end is cut off.
         OSError: if it cannot be read.
     """
     try:

@@ -352,6 +352,8 @@ def test_doctor(rayfl, tmp_path):
     for fact in ("python", "torch", "ray cluster", "data: digits", "cores"):
         assert fact in answer.out
     assert "rayfl prepare mnist" in answer.out
+    assert "rayfl prepare ag_news" not in answer.out  # nothing downloads it
+    assert "put train.csv" in answer.out
     assert list(tmp_path.iterdir()) == []
 
 

@@ -207,7 +207,7 @@ class Study:
     published: list[str]
 
     def names_method(self, claim: str) -> bool:
-        """Whether a claim is about the method: it names a label, perhaps in quotes or at a point, and a number."""
+        """Whether a claim names the method by a label, which may be in quotes, or have a point in brackets."""
         labels = "|".join(map(re.escape, self.labels))
         return (
             re.search(rf"""(^|[-+*/(<>~] ?)(?P<q>["']?)({labels})(?P=q)(\[[^]]*\])?\.""", claim) is not None

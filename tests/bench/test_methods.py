@@ -28,6 +28,14 @@ def test_methods_take_turns_with_the_first() -> None:
         assert row["tiny_times"] > 0
 
 
+def test_each_side_is_first_in_every_other_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[Any] = []
+    monkeypatch.setattr(methods, "_turn", lambda rayfl: order.append(rayfl) or len(order))
+    found: Any = methods._in_turns("method", "base", 3)  # type: ignore[arg-type]
+    assert order == ["method", "base", "base", "method", "method", "base"]
+    assert found == ([1, 4, 5], [2, 3, 6])
+
+
 def test_a_method_that_trains_everyone_is_compared_per_client_too() -> None:
     some = {name: methods.METHODS[name] for name in ("fedavg", "solo")}
     fedavg, solo = methods.run(1, [TINY], some)
