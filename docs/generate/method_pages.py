@@ -207,7 +207,7 @@ class Study:
     published: list[str]
 
     def names_method(self, claim: str) -> bool:
-        """Whether a claim names the method by a label, which may be in quotes, or have a point in brackets."""
+        """Whether a claim names the method by a label, perhaps in quotes, or with a point in brackets."""
         labels = "|".join(map(re.escape, self.labels))
         return (
             re.search(rf"""(^|[-+*/(<>~] ?)(?P<q>["']?)({labels})(?P=q)(\[[^]]*\])?\.""", claim) is not None
