@@ -19,6 +19,11 @@ def number(value: object, digits: int = 2) -> str:
     return text if text.strip("-0.") else text.lstrip("-")  # not -0.0
 
 
+def three_digits(value: float) -> str:
+    """A measured number with three significant digits; from 1,000 on as a whole number."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 def counted(count: int, noun: str) -> str:
     """``1 group``, ``1,200 groups``."""
     return f"{count:,} {noun if count == 1 else noun + 's'}"

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from rayfl.units import byte_unit, duration, number, percent, size, uncertain
+from rayfl.units import byte_unit, duration, number, percent, size, three_digits, uncertain
 
 
 @pytest.mark.parametrize(
@@ -103,3 +103,11 @@ def test_durations(seconds: object, text: str) -> None:
 )
 def test_numbers(shown: str, text: str) -> None:
     assert shown == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.023912, "0.0239"), (12.34, "12.3"), (999.4, "999"), (1039.2, "1,039"), (-5000.0, "-5,000")],
+)
+def test_measured_numbers_have_three_digits(value: float, text: str) -> None:
+    assert three_digits(value) == text

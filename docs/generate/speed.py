@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rayfl.units import three_digits
+
 FIGURES = Path(__file__).with_name("speed.json")
 PAGE = Path(__file__).parents[1] / "reference" / "speed.md"
 UNFINISHED = Path(__file__).parents[2] / "build"
@@ -56,7 +58,7 @@ def networks(rows: Sequence[Mapping[str, Any]], unit: str = "CPU s") -> str:
     ]
     numbers = ("loop_seconds", "seconds", "ratio", "floor_seconds", "times_floor")
     for row in rows:
-        cells = " | ".join(_short(row[number]) for number in numbers)
+        cells = " | ".join(three_digits(row[number]) for number in numbers)
         lines.append(f"| {row['network']} | {_engine(row['engine'])} | {cells} |")
     return "\n".join(lines)
 
@@ -70,17 +72,13 @@ def reduced(rows: Sequence[Mapping[str, Any]], unit: str = "CPU s") -> str:
     for row in rows:
         cells = (
             _engine(row["engine"]),
-            _short(row["seconds"]),
+            three_digits(row["seconds"]),
             _engine(row["reduced_engine"]),
-            _short(row["reduced_seconds"]),
+            three_digits(row["reduced_seconds"]),
             f"{row['reduced_ratio']:.2f}",
         )
         lines.append(f"| {row['network']} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _engine(opened: str) -> str:

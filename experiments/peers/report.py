@@ -13,6 +13,7 @@ from typing import Any
 from systems import SKIPPED, SYSTEMS
 
 from rayfl.runtime.environment import machine as describe
+from rayfl.units import three_digits
 
 Row = Mapping[str, Any]
 
@@ -120,12 +121,8 @@ def _median(rows: Sequence[Row], key: str) -> float:
 
 def _spread(values: Sequence[float]) -> str:
     """The median, and the minimum and maximum if there are several values."""
-    text = _short(statistics.median(values))
-    return text if len(values) < 2 else f"{text} ({_short(min(values))} to {_short(max(values))})"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    text = three_digits(statistics.median(values))
+    return text if len(values) < 2 else f"{text} ({three_digits(min(values))} to {three_digits(max(values))})"
 
 
 def _machine_line(info: Mapping[str, Any]) -> str:

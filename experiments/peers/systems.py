@@ -83,7 +83,7 @@ SYSTEMS: Mapping[str, System] = {
         System(
             "fedjax",
             "FedJAX",
-            "jit in one process; with names that JAX has since removed",
+            "jit in one process; names that JAX has since removed are added again",
             workloads=IMAGES,
             why_not="its ResNets and text models are other networks",
         ),

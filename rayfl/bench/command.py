@@ -29,7 +29,7 @@ from rayfl.errors import ConfigError, nearest
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.ray_backend import settle
 from rayfl.training.precision import Precision
-from rayfl.units import UNKNOWN
+from rayfl.units import UNKNOWN, three_digits
 
 TASKS = (
     *WORKLOADS,
@@ -304,5 +304,5 @@ def _text(value: Any) -> str:
     if value is None:
         return UNKNOWN
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        return three_digits(value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
