@@ -168,10 +168,26 @@ _EXECUTION: dict[str, dict[str, Any]] = {
 """Settings of ``execution`` for rayfl by device; the plain loop has two processes."""
 
 
+def _warm_up(rayfl: Rayfl) -> None:
+    """Run rounds until every actor has trained: one that was slow to start takes part later, and its first
+    block takes half a second.
+    """
+    trained: set[str] = set()
+    for _ in range(_MOST_WARM_UP):
+        rayfl.round()
+        trained.update(rayfl.worker_seconds)
+        if len(trained) >= rayfl.driver.backend.actors:
+            return
+
+
+_MOST_WARM_UP = 5
+"""Rounds before the first that counts: of few blocks, some actors may never get one."""
+
+
 def measure(
     workload: Measured, rounds: int, execution: dict[str, Any], say: Say = print, device: str = "cpu"
 ) -> dict[str, Any]:
-    """Measure rounds of rayfl and of the plain loop in turns; the first round of each is not counted.
+    """Measure rounds of rayfl and of the plain loop in turns; first rounds are not counted.
 
     A turn of the plain loop takes about half a second. If rounds are short a turn has several in a row, as in
     a real run, so that caches are warm and processes awake. ``device``, ``cpu`` or ``cuda``, is that of both.
@@ -185,7 +201,8 @@ def measure(
         base = tree_memory()
         try:
             with running(workload, Path(folder), {**execution, **_EXECUTION[device]}) as rayfl:
-                naive.round(), rayfl.round()
+                naive.round()
+                _warm_up(rayfl)
                 turn = range(max(1, round(_TURN_SECONDS / naive.round())))
                 pairs, utilisation = [], []
                 for number in range(rounds):
