@@ -280,8 +280,11 @@ def study(
         print("stopped while settings were chosen; the same command resumes the study", file=sys.stderr)
         raise typer.Exit(130)
     _say("")
-    table = tables.main_table(outcome.results, tall=True)
-    out.print(text_tables(table.header, table.rows, table.left, table.caption, out.width))
+    tune = outcome.results.study.tune
+    chosen = None if tune is None else tables.choice_table(outcome.tuned, tune.metric)
+    for table in (chosen, tables.main_table(outcome.results, tall=True)):
+        if table is not None:
+            out.print(text_tables(table.header, table.rows, table.left, table.caption, out.width))
     for line in tables.claim_lines(outcome.judgements):
         _say(line)
     _say(f"results: {short(outcome.folder)}/ with study.html, table.md, runs.csv, claims.json, figures")
@@ -304,7 +307,7 @@ def _show_estimate(prepared: Any, jobs: int | None, archive: Path | None) -> Non
     tried = [run for candidate in prepared.candidates for run in candidate.runs]
     for title, runs in (("choosing settings", tried), ("runs", as_chosen(prepared))):
         if runs:
-            check_clients(runs)
+            check_clients(runs, prepared.columns)
             _say(f"{title}:")
             for line in estimate(runs, jobs, archive).lines():
                 _say(f"  {line}")
@@ -782,9 +785,9 @@ def compare(
     from rayfl.results import Result
     from rayfl.rundir import RunDirectory
 
+    results = [Result(RunDirectory.open(path).path) for path in runs]
     if len(runs) < 2:
         raise ConfigError(str(runs[0]), "is one run", "name two or more; rayfl report shows one")
-    results = [Result(RunDirectory.open(path).path) for path in runs]
     for result in results:
         if not result.summary:
             raise ConfigError(str(result.path), "is not finished", f"resume with: rayfl resume {result.path}")

@@ -34,6 +34,9 @@ Point = Mapping[str, str]
 Values = Callable[[str, Point, str], Mapping[int, float]]
 """Returns by seed the numbers of a method, at a point of the grid, in a column."""
 
+Reason = Callable[[str, Point], str]
+"""Returns why runs of a method have no numbers at a point of the grid; empty if all have been run."""
+
 
 @dataclass(frozen=True)
 class Term:
@@ -339,8 +342,17 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
     return Statement(reader.text, terms, comparison[0], bound - constant, tolerance)
 
 
-def judge(statement: Statement, point: Point, values: Values) -> Judgement:
-    """The verdict on a claim at a point of the grid."""
+def judge(
+    statement: Statement, point: Point, values: Values, unfinished: Reason = lambda method, point: ""
+) -> Judgement:
+    """The verdict on a claim at a point of the grid.
+
+    Args:
+        statement: the claim.
+        point: of the grid.
+        values: the numbers of the runs.
+        unfinished: why runs have none.
+    """
     numbers = [values(term.method, {**point, **term.at}, term.column) for term in statement.terms]
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in numbers))) if numbers else []
     sums: NDArray[np.float64] = np.zeros(len(seeds))
@@ -351,7 +363,9 @@ def judge(statement: Statement, point: Point, values: Values) -> Judgement:
     if not len(seeds):
         return Judgement(statement, point, interval, "undecided", "no runs")
     if incomplete or np.isnan(sums).any():
-        return Judgement(statement, point, interval, "undecided", "some runs have no such number")
+        reasons = dict.fromkeys(unfinished(term.method, {**point, **term.at}) for term in statement.terms)
+        why = "; ".join(filter(None, reasons)) or "some runs have no such number"
+        return Judgement(statement, point, interval, "undecided", why)
     if np.isinf(sums).any():
         return Judgement(statement, point, interval, "undecided", "some runs have an infinite number")
     if not interval.bounded:

@@ -346,6 +346,11 @@ class StudyFile(Section):
             _check_tuning_seeds(self.tune, self.seeds)
         return self
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the table: those of ``report``, then those with published figures."""
+        return tuple(dict.fromkeys([*self.report.names, *(each.column for each in self.expected)]))
+
     def has_point(self, name: str) -> bool:
         """Whether a name is that of a point of one axis, or of points of all axes, separated by commas."""
         axes = self.axes.values()
@@ -385,7 +390,7 @@ _LONGEST_NAME = 80
 
 _RESERVED_COLUMNS = (
     *("method", "seed", "state", "key", "path", "rayfl", "error"),
-    *("column", "mean", "low", "high", "seeds", "published"),
+    *("column", "mean", "low", "high", "seeds"),
 )
 """Columns of the tables. An axis becomes a column, too, so it cannot have one of these names."""
 

@@ -15,7 +15,7 @@ from rayfl.study import searching, tables, tuning
 from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, StudyFile, shown
 from rayfl.study.plan import PlannedRun, place_of, plan, points
-from rayfl.study.results import Results, check_columns
+from rayfl.study.results import Results, check_columns, check_groups
 from rayfl.study.running import is_finished
 
 _MOST_SECONDS = 60.0
@@ -42,8 +42,7 @@ class Prepared:
     def columns(self) -> list[str]:
         """All numbers that tables and claims use."""
         claimed = [column for _, statement in self.statements for column in sorted(statement.columns)]
-        expected = [each.column for each in self.study.expected]
-        return list(dict.fromkeys([*self.study.report.names, *expected, *claimed]))
+        return list(dict.fromkeys([*self.study.columns, *claimed]))
 
 
 def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
@@ -93,11 +92,15 @@ def as_chosen(prepared: Prepared) -> list[PlannedRun]:
     return plan(prepared.study, tuning.best(prepared.study, prepared.candidates))
 
 
-def check_clients(runs: Iterable[PlannedRun]) -> None:
+def check_clients(runs: Iterable[PlannedRun], columns: Sequence[str] = ()) -> None:
     """Divide the data of every dataset, partition and model once, for the first seed that needs it.
 
     So a combination that cannot be run is refused before the first run starts. Other seeds may still fail.
     After a minute the remaining combinations are not checked here; their runs check them.
+
+    Args:
+        runs: to check.
+        columns: numbers that at least one of these runs must have; checked are those of planted groups.
 
     Raises:
         ConfigError, DataError: which run, and why.
@@ -105,19 +108,25 @@ def check_clients(runs: Iterable[PlannedRun]) -> None:
     from rayfl.servers.building import check_clustering, clustered, divide
 
     start, divided = time.monotonic(), dict[str, tuple[int, bool, tuple[int, ...]]]()
+    groups, complete = set[int](), True
     for run in runs:
         c = run.config
         parts = repr((c.data, c.partition, c.model, c.loss, c.events, c.public_samples))
         if parts not in divided and time.monotonic() - start > _MOST_SECONDS:
+            complete = False
             continue
         try:
             if parts not in divided:
-                divided[parts] = clustered(divide(c)[0][0].federation)
+                federation = divide(c)[0][0].federation
+                divided[parts] = clustered(federation)
+                groups |= set() if federation.groups is None else set(federation.groups.tolist())
             check_clustering(c, *divided[parts])
         except ConfigError as error:
             raise ConfigError(f"{run.title}: {error.where}", error.what, error.remedy) from None
         except DataError as error:
             raise DataError(f"{run.title}: {error}") from None
+    if complete:
+        check_groups(columns, groups)
 
 
 def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
@@ -179,7 +188,7 @@ def judge(prepared: Prepared, results: Results) -> list[Judgement]:
             if place_of(varying) in judged:
                 continue
             judged.add(place_of(varying))
-            judgement = claim_rules.judge(statement, point, results.values)
+            judgement = claim_rules.judge(statement, point, results.values, results.unfinished)
             judgements.append(
                 Judgement(
                     statement,

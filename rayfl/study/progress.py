@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -47,6 +50,7 @@ class StudyDisplay:
         """When the last line was printed."""
         self._first_progress: tuple[int, float] | None = None
         """The rounds that were complete when the first new one was seen, and when that was."""
+        self._output_closed = self._asked_to_stop = False
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._progress: Progress | None = None
@@ -104,6 +108,8 @@ class StudyDisplay:
     def _follow(self) -> None:
         while not self._closing.wait(_TICK):
             self._update()
+            if self._output_closed and not self._asked_to_stop:
+                self._asked_to_stop = _ask_to_stop()
 
     def _update(self) -> None:
         finished, rounds = [], 0
@@ -150,7 +156,24 @@ class StudyDisplay:
 
     def _print(self, text: str) -> None:
         self._printed = self._clock()
-        self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
+        if self._output_closed:
+            return
+        try:
+            self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
+        except BrokenPipeError:  # as in ``rayfl study ... | head``
+            self._output_closed = True
+            with contextlib.suppress(OSError):
+                print("the output was closed: stopping", file=sys.stderr, flush=True)
+
+
+def _ask_to_stop() -> bool:
+    """Stop the runs as SIGTERM does, with their checkpoints; False if nothing handles that signal now."""
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # it would end the process at once
+        return False
+    main = threading.main_thread().ident  # signals to another thread do not wake the main one
+    if main is not None:
+        signal.pthread_kill(main, signal.SIGTERM)
+    return True
 
 
 def _result_text(path: Any) -> str:

@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -26,7 +26,7 @@ from rayfl.study.claims import axis_of, point_of
 from rayfl.study.file import StudyFile, shown
 from rayfl.study.plan import PlannedRun, points
 from rayfl.study.running import directory_of, is_finished
-from rayfl.units import UNKNOWN, duration, number, size
+from rayfl.units import UNKNOWN, counted, duration, number, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,7 +89,7 @@ _SUGGESTED = ("accuracy_mean", "accuracy_worst10", "loss_mean", "bytes_up", "sec
 """Numbers that are suggested if no known name is similar to the one given."""
 
 _TARGET_COLUMN = re.compile(r"(rounds|bytes)_to_(\d+(?:\.\d+)?)")
-_GROUP_COLUMN = re.compile(r"accuracy_group_\d+")
+_GROUP_COLUMN = re.compile(r"accuracy_group_(\d+)")
 
 _LESS_IS_BETTER = ("loss", "perplexity", "var", "bytes", "seconds", "rounds_to", "_se")
 """Parts of the names of columns in which less is better."""
@@ -136,11 +136,40 @@ def check_columns(columns: Sequence[str], where: str, configs: Sequence[Config])
             if not remedy.startswith("did"):  # there are hundreds
                 remedy = f"such as {', '.join(_SUGGESTED)}; a run's summary.json has all of them"
             raise ConfigError(where, f"no run has a number named {column!r}", remedy)
+        target = _TARGET_COLUMN.fullmatch(column)
+        if target and not 0 < float(target[2]) <= 100:
+            raise ConfigError(where, f"{column}: no accuracy is {target[2]} %", "a target from 0 to 100")
         for part, (setting, has) in NEEDS.items():
             if part in column and not any(map(has, configs)):
                 raise ConfigError(
                     where, f"no run measures {column}", f"add to the study's settings: {setting}"
                 )
+
+
+def check_groups(columns: Sequence[str], groups: Collection[int]) -> None:
+    """Refuse columns of planted groups that no client is in.
+
+    Args:
+        columns: names; others are ignored.
+        groups: the planted groups of all runs.
+
+    Raises:
+        ConfigError
+    """
+    for column in columns:
+        match = _GROUP_COLUMN.fullmatch(column)
+        if match is None:
+            continue
+        if len(groups) > MOST_GROUPS:
+            what, remedy = (
+                f"there are {len(groups)} planted groups",
+                f"columns exist for at most {MOST_GROUPS}",
+            )
+            raise ConfigError(column, what, remedy)
+        if int(match[1]) not in groups:
+            valid = ", ".join(f"accuracy_group_{group}" for group in sorted(groups))
+            remedy = f"valid: {valid}" if groups else "the partition plants no groups"
+            raise ConfigError(column, f"no client is in group {match[1]}", remedy)
 
 
 def numbers_of(path: Path, columns: Sequence[str] = ()) -> dict[str, float]:
@@ -278,6 +307,20 @@ class Results:
         runs = self._by_point.get((method, _point_key(point)), {})
         return {seed: numbers.get(column, math.nan) for seed, numbers in runs.items()}
 
+    def unfinished(self, method: str, point: Mapping[str, str]) -> str:
+        """Which runs of a method have failed, or not been run: ``1 of 3 runs of FedAvg failed``; empty if all
+        are finished.
+        """
+        place = _point_key(point)
+        runs = [run for run in self.runs if (run.method, _point_key(run.point)) == (method, place)]
+        lacking = [run for run in runs if (run.method, place, run.seed) not in self._numbers]
+        failed = sum(run.key in self.errors for run in lacking)
+        of_these = f"of {counted(len(runs), 'run')} of {method}"
+        texts = [f"{failed} {of_these} failed"] if failed else []
+        if (others := len(lacking) - failed) > 0:
+            texts.append(f"{others} {of_these} {'is' if others == 1 else 'are'} not finished")
+        return ", ".join(texts)
+
     def interval(self, method: str, point: Mapping[str, str], column: str) -> Interval:
         """The mean over seeds, with its interval."""
         return mean_interval(list(self.values(method, point, column).values()))
@@ -327,10 +370,11 @@ class Results:
         return math.inf if math.isnan(value) and finished and _TARGET_COLUMN.fullmatch(column) else value
 
     def frame(self) -> pd.DataFrame:
-        """``runs.csv``: one row per run with method, point, seed, settings that differ, and all numbers."""
+        """``runs.csv``, one row per run: its place, settings that differ or were chosen, its numbers."""
         import pandas as pd
 
-        differing = _settings_that_differ([run.config.to_dict() for run in self.runs])
+        chosen = {name for run in self.runs for name in run.chosen}
+        differing = _settings_to_show([run.config.to_dict() for run in self.runs], chosen)
         rows = []
         for run, settings in zip(self.runs, differing, strict=True):
             path = directory_of(run)
@@ -361,15 +405,18 @@ _NOT_COMPARED = ("seed", "name", "output", "execution", "plugins")
 """Settings that are not compared: how a run is named, written and executed."""
 
 
-def _settings_that_differ(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each config, the settings that are not the same in all of them, by dotted path."""
+def _settings_to_show(configs: Sequence[Mapping[str, Any]], chosen: Collection[str]) -> list[dict[str, Any]]:
+    """For each config, by dotted path: the settings that are not the same in all of them, and those in
+    ``chosen``.
+    """
     flattened = [flat({k: v for k, v in c.items() if k not in _NOT_COMPARED}) for c in configs]
     names = list(dict.fromkeys(name for settings in flattened for name in settings))
     missing = object()
     differ = [
         name
         for name in names
-        if any(settings.get(name, missing) != flattened[0].get(name, missing) for settings in flattened)
+        if name in chosen
+        or any(settings.get(name, missing) != flattened[0].get(name, missing) for settings in flattened)
     ]
     return [{name: _cell(settings.get(name)) for name in differ} for settings in flattened]
 
@@ -387,7 +434,7 @@ def written(column: str) -> Callable[[float], str]:
     counts = column in ("clusters", "fallbacks", "newcomers", "distinct_test_samples")
     if counts or column.startswith("rounds_to") or "round_best_" in column:
         return _count
-    digits = 1 if "accuracy" in column and "group" not in column else 2
+    digits = 1 if "accuracy" in column else 2
     return lambda value: number(float(value), digits)
 
 
@@ -430,6 +477,9 @@ def title_of(column: str) -> str:
     match = _TARGET_COLUMN.fullmatch(column)
     if match:
         return f"{match[1]} to {match[2]} %"
+    match = _GROUP_COLUMN.fullmatch(column)
+    if match:
+        return f"accuracy of group {match[1]} (%)"
     qualifiers: list[str] = []
     rest = column
     for prefix, words in _PREFIXES.items():

@@ -74,6 +74,7 @@ class Runner:
         jobs: number of parallel runs; None to choose.
         watch: callbacks.
         archive: a folder of finished runs to take from and to add to; None for none.
+        columns: numbers that tables and claims use.
         errors: errors of failed runs by key; filled.
         stopped: whether it was stopped; set.
     """
@@ -83,6 +84,7 @@ class Runner:
     jobs: int | None
     watch: Watch
     archive: Path | None = None
+    columns: Sequence[str] = ()
     errors: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
 
@@ -105,7 +107,8 @@ class Runner:
         missing = unfinished(runs)
         if not missing or self.stopped:
             return
-        check_clients(missing)
+        # Finished runs may have planted groups that the missing ones lack.
+        check_clients(missing, self.columns if len(missing) == len(runs) else ())
         allocation = self.allocate(len(missing), missing[0])
         self.watch.stage(title, missing, allocation)
         by_key = {run.key: run for run in missing}
@@ -156,7 +159,8 @@ def run_study(
     """Run a study from Python, as ``rayfl study`` does.
 
     Args:
-        source: a study file, or its content.
+        source: a study file, or its content; or what :func:`rayfl.study.read` returns, which can also leave
+            out methods (``only``).
         settings: overrides of all runs, such as ``"rounds=5"``.
         size: a size that the file defines.
         seeds: replace the file's, such as ``"0-9"``.
@@ -255,7 +259,7 @@ def execute(
             raise ConfigError(
                 str(root), "cannot be written to", "name another folder, or change its permissions"
             )
-    runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), archive)
+    runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), archive, prepared.columns)
     study = prepared.study
     chosen: tuning.Chosen = {}
     tuned: list[dict[str, Any]] = []

@@ -8,10 +8,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rayfl.statistics import FEW
 from rayfl.study.claims import Judgement, Statement
+from rayfl.study.file import shown
 from rayfl.study.plan import spoken
 from rayfl.study.results import Results, better, cell, title_of, written
 from rayfl.units import UNKNOWN, duration, number, size
@@ -104,7 +105,7 @@ def main_table(results: Results, tall: bool = False) -> TextTable:
     header = ["method", *(axis.split(".")[-1] for axis in down)]
     body = [[label, *row.values()] for row in rows for label in study.methods]
     values: dict[int, list[float | None]] = {}
-    for column in study.report.names:
+    for column in study.columns:
         for at in columns:
             where = ", ".join(spoken(axis, name) for axis, name in at.items())
             sort_keys = values[len(header)] = []
@@ -138,7 +139,7 @@ def _caption(results: Results) -> str:
     counts = [
         results.interval(label, point, column).n
         for label, point, column in itertools.product(
-            results.study.methods, results.points, results.study.report.names
+            results.study.methods, results.points, results.study.columns
         )
     ]
     some = next((k for k in counts if 0 < k < n), 0)
@@ -228,6 +229,32 @@ def rank_table(results: Results) -> TextTable | None:
     return TextTable(tuple(header), tuple(rows), 1, caption)
 
 
+def choice_table(tried: Sequence[Mapping[str, Any]], metric: str) -> TextTable | None:
+    """The settings that were chosen for each method, with their score; None if nothing was tried.
+
+    Args:
+        tried: trials as in ``tuned.json``.
+        metric: by which they were chosen.
+    """
+    chosen = [trial for trial in tried if trial.get("chosen")]
+    if not chosen:
+        return None
+    axes = list(dict.fromkeys(axis for trial in chosen for axis in trial.get("at") or {}))
+    names = list(dict.fromkeys(name for trial in chosen for name in trial["settings"]))
+    rows = [
+        (
+            trial["method"],
+            *((trial.get("at") or {}).get(axis, UNKNOWN) for axis in axes),
+            *(shown(trial["settings"][name]) if name in trial["settings"] else UNKNOWN for name in names),
+            number(trial["score"], 2),
+        )
+        for trial in chosen
+    ]
+    header = ("method", *(axis.split(".")[-1] for axis in axes), *names, title_of(f"validation_{metric}"))
+    caption = "Chosen settings: of those that were tried, the best on the clients' validation samples."
+    return TextTable(header, tuple(rows), 1 + len(axes), caption)
+
+
 def claim_table(judgements: Sequence[Judgement]) -> TextTable:
     """One row per claim and point."""
     rows, values = [], []
@@ -284,18 +311,18 @@ def amounts(low: float, high: float, unit: str) -> str:
 
 
 def tidy(results: Results) -> pd.DataFrame:
-    """``table.csv``: one row per method, point and column."""
+    """``table.csv``: one row per method, point and column; a column for the figures of each source."""
     import pandas as pd
 
     rows = []
-    for column in results.study.report.names:
+    every_source = dict.fromkeys(each.source for each in results.study.expected)
+    for column in results.study.columns:
         for point, label in itertools.product(results.points, results.study.methods):
             interval = results.interval(label, point, column)
-            figures = [
-                _published_figure(results, column, source, label, point)
-                for source in _sources(results, column)
-            ]
-            published = [figure for figure in figures if figure is not None]
+            figures = {
+                f"published: {source}": _published_figure(results, column, source, label, point)
+                for source in every_source
+            }
             rows.append(
                 {
                     "method": label,
@@ -305,7 +332,7 @@ def tidy(results: Results) -> pd.DataFrame:
                     "low": interval.low if interval.bounded else None,
                     "high": interval.high if interval.bounded else None,
                     "seeds": interval.n,
-                    "published": published[0] if published else None,
+                    **figures,
                 }
             )
     return pd.DataFrame(rows)

@@ -95,12 +95,20 @@ def test_a_study_is_estimated_run_and_checked(folder: Path, capsys: pytest.Captu
 
 
 def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, number in (("impossible", "rounds_to_180"), ("no_group", "accuracy_group_3")):
+        claimed = {**yaml.safe_load(STUDY), "claims": [f"FedAvg.{number} > 0"]}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(claimed))
     for arguments, text in (
         (["missing.yaml"], "missing.yaml: cannot be read"),
         (["typed.yaml", "--only", "FedAgv"], "--only: no method 'FedAgv'; did you mean 'FedAvg'?"),
         (["typed.yaml", "rounds=x"], "rounds: got 'x'"),
         (["typed.yaml", "--jobs", "0"], "--jobs"),
         (["typed.yaml", "--only", "SOLO", "--check"], "--check: the study has no claims"),
+        (["impossible.yaml"], "rounds_to_180: no accuracy is 180 %"),
+        (
+            ["no_group.yaml", "--dry-run"],
+            "accuracy_group_3: no client is in group 3; the partition plants no",
+        ),
     ):
         code, _, err = rayfl(capsys, "study", *arguments)
         assert code == 2

@@ -155,7 +155,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         changed(methods__FedAvg={"algorithm": {"name": ["pacfl"]}}),
         "methods.FedAvg.algorithm: expected the name",
     ),
-    (changed(grid={"published": {"x": {"rounds": 3}}}), "tables have a column of this name"),
+    (changed(grid={"low": {"x": {"rounds": 3}}}), "tables have a column of this name"),
     (changed(base="no-such-preset"), "base: no-such-preset: no such preset"),
     (changed(base="missing.yaml"), "no such file"),
     (changed(plugins=["missing_plugin.py"]), "missing_plugin.py: no such file"),

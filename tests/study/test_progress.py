@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from rayfl.study import progress
-from rayfl.study.running import Allocation
+from rayfl.study.running import Allocation, interruptible
 
 
 class Runs:
@@ -63,6 +64,27 @@ def test_of_a_run_that_was_finished_at_first_sight_nothing_follows(monkeypatch: 
     runs = Runs(monkeypatch, "ab")
     runs.look(60, a=10)
     assert runs.lines() == ["1/2  a: done"]
+
+
+def test_a_closed_output_stops_the_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in ``rayfl study ... | head``; it waits until SIGTERM is handled, which would end the process."""
+
+    def closed(*args: object, **kwargs: object) -> None:
+        raise BrokenPipeError
+
+    runs = Runs(monkeypatch, "ab")
+    runs.display.close()
+    monkeypatch.setattr(progress, "_TICK", 0.01)
+    monkeypatch.setattr(runs.display.console, "print", closed)
+    assert not progress._ask_to_stop()
+    stopped = threading.Event()
+    runs.display.watch.stage("runs", runs.display._runs, Allocation(1, 0))
+    with interruptible(stopped.set):
+        assert stopped.wait(60)
+    runs.display.close()
+    assert capsys.readouterr().err == "the output was closed: stopping\n"
 
 
 def test_where_runs_take_long_lines_tell_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

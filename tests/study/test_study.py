@@ -115,7 +115,29 @@ def test_numbers_are_those_of_the_runs(done: Any) -> None:
         expected.high,
         2,
     ]
-    assert cell["published"].iloc[0] == 90.0
+    assert cell["published: a paper"].iloc[0] == 90.0
+
+
+def test_every_published_figure_is_shown(done: Any) -> None:
+    """Also of a number that the report does not name, and of several sources."""
+    study, _ = done
+    expected = [
+        {"source": "a paper", "figures": {"SOLO": 90.0}},
+        {"source": "another", "figures": {"SOLO": 80.0, "FedAvg": 70.0}},
+        {"source": "a paper", "column": "loss_mean", "figures": {"FedAvg": 0.5}},
+    ]
+    file = take({**SMALL, "claims": [], "expected": expected}, study.folder)
+    results = Results(file, study.results.runs, prepare(file).columns, {})
+    table = study_tables.main_table(results, tall=True)
+    shown = ("mean accuracy (%)", "a paper", "another", "rounds to 20 %", "sent up", "loss", "a paper")
+    assert table.header == ("method", "lr", *shown)
+    assert table.rows[0][:2] == ("FedAvg", "0.05")
+    assert [table.rows[0][place] for place in (3, 4, 8)] == ["–", "70.0", "0.50"]
+    frame = study_tables.tidy(results)
+    of_solo = frame[(frame.column == "accuracy_mean") & (frame.method == "SOLO")]
+    assert set(of_solo["published: a paper"]) == {90.0}
+    assert set(of_solo["published: another"]) == {80.0}
+    assert "loss_mean" in set(frame.column)
 
 
 def test_differences_of_percentages_are_points(done: Any) -> None:
@@ -447,6 +469,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     assert "client" in study.failed["wild, seed 0"]
     assert study.runs["state"].tolist() == ["finished", "failed"] * 2
     assert study.claims[0]["verdict"] == "undecided"
+    assert study.claims[0]["why"] == "2 of 2 runs of wild failed"
 
 
 def test_a_run_that_finished_where_this_machine_does_not_look_has_failed(
@@ -497,7 +520,9 @@ def test_a_claim_of_which_a_seed_failed_is_undecided(done: Any) -> None:
     results = Results(study.results.study, [lost, *others], study.results.columns, {lost.key: "diverged"})
     claim = f"{first.method}.accuracy_mean > 0"
     found = judge(prepare(take({**SMALL, "claims": [claim], "expected": []}, study.folder)), results)
-    assert found[0].why == "some runs have no such number"
+    assert found[0].why == "1 of 2 runs of FedAvg failed"
+    missing = Results(study.results.study, [lost, *others], study.results.columns, {})
+    assert missing.unfinished(first.method, first.point) == "1 of 2 runs of FedAvg is not finished"
     assert found[1].why != found[0].why  # at the other point nothing is lost
 
 

@@ -14,7 +14,7 @@ import pytest
 from rayfl.statistics import Interval, mean_interval
 from rayfl.study.claims import Judgement, judge, parse
 from rayfl.study.page import _table_of
-from rayfl.study.results import cell
+from rayfl.study.results import cell, title_of
 from rayfl.study.tables import TextTable, claim_lines, claim_table, rank_table, unit_of
 
 WILD = TextTable(
@@ -49,6 +49,12 @@ def test_means_of_counts_have_a_digit_more_than_counts() -> None:
     assert cell(mean_interval([2, 3, 3]), "rounds_to_80") == "2.7 ± 1.4"
     assert cell(mean_interval([3, 3, 3]), "rounds_to_80") == "3"
     assert cell(mean_interval([1, 2]), "clusters", 3) == "1.5 ± 6.4 (2 of 3)"
+
+
+def test_groups_have_a_title_with_their_unit() -> None:
+    assert title_of("accuracy_group_12") == "accuracy of group 12 (%)"
+    assert cell(mean_interval([81.25]), "accuracy_group_12") == "81.2"
+    assert unit_of(parse("A.accuracy_group_1 - A.accuracy_group_0 > 0", ["A"], {})) == "points"
 
 
 def test_claims_say_point_source_and_why_they_are_undecided() -> None:

@@ -16,7 +16,7 @@ import pytest
 from rayfl.errors import ConfigError
 from rayfl.rundir import RunDirectory
 from rayfl.runtime import trials
-from rayfl.study import Study, execute, prepare, take
+from rayfl.study import Study, execute, prepare, tables, take
 from rayfl.study.preparation import as_chosen
 from rayfl.study.running import Allocation, directory_of
 from rayfl.study.searching import most_runs
@@ -72,6 +72,11 @@ def test_the_best_on_validation_samples_is_taken(tmp_path: Path) -> None:
     # Clients of the study's own runs keep all their samples.
     assert {run.config.partition.validation for run in study.results.runs} == {0.0}
     assert f"lr {best:g}" in study.results.runs[0].title
+    chosen = tables.choice_table(study.tuned, "accuracy_mean")
+    assert chosen is not None
+    assert chosen.header == ("method", "training.lr", "mean accuracy (%), on validation samples")
+    assert chosen.rows == (("FedAvg", f"{best:g}", f"{max(scores):.2f}"),)
+    assert chosen.caption in (tmp_path / "out" / "table.md").read_text()
 
 
 def test_settings_of_an_algorithm_are_tried_for_the_methods_that_have_them(tmp_path: Path) -> None:
@@ -107,6 +112,7 @@ def test_a_single_value_is_what_is_chosen(tmp_path: Path) -> None:
     study = run(tmp_path, methods=methods, tune=tune, seeds=[0])
     assert {run.config.training.lr for run in study.results.runs} == {0.15}
     assert [each["method"] for each in study.tuned] == ["FedAvg", "FedAdam", "FedAdam"]
+    assert study.runs["training.lr"].tolist() == [0.15, 0.15]  # chosen, though it is the same in all runs
 
 
 @pytest.mark.parametrize(
