@@ -230,7 +230,9 @@ def study(
         list[str] | None,
         typer.Option(help="run only the method with this label; can be repeated", metavar="LABEL"),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="seeds to run in place of the file's, such as 0-9 or 0,3")] = "",
+    seeds: Annotated[
+        str | None, typer.Option(help="seeds to run in place of the file's, such as 0-9 or 0,3")
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="number of parallel runs; default: as many as fit")
     ] = None,

@@ -82,6 +82,8 @@ class Tune(Section):
                 raise ValueError(
                     f"{setting}: expected a list of values, or a distribution such as {{uniform: [0, 1]}}"
                 )
+            elif len({shown(value) for value in values}) < len(values):
+                raise ValueError(f"{setting}: a value is listed twice")
             if setting.split(".")[0] in _DATA_SECTIONS:
                 raise ValueError(
                     f"{setting}: the data are the same for all methods and cannot be tuned; vary them in grid"
@@ -526,7 +528,7 @@ def read(
     size: str = "",
     settings: Iterable[str] = (),
     only: Sequence[str] = (),
-    seeds: str = "",
+    seeds: str | None = None,
 ) -> StudyFile:
     """Read a study file.
 
@@ -535,7 +537,7 @@ def read(
         size: a size that the file defines; empty: the study as it stands.
         settings: overrides of all runs such as ``rounds=5``.
         only: labels of methods; empty: all.
-        seeds: replace the file's; empty: the file's.
+        seeds: replace the file's; None: the file's.
 
     Raises:
         ConfigError: one line: where, what, what would be right.
@@ -550,7 +552,7 @@ def take(
     size: str = "",
     settings: Iterable[str] = (),
     only: Sequence[str] = (),
-    seeds: str = "",
+    seeds: str | None = None,
 ) -> StudyFile:
     """As :func:`read`, for the content of a file; its paths are relative to ``folder``."""
     study = _validated(given)
@@ -572,7 +574,7 @@ def take(
         if key.strip() in study.grid or (study.tune and key.strip() in study.tune.space):
             raise ConfigError(text, "is an axis of the grid or in tune", "change it in the study file")
     try:
-        seed_update = {"seeds": seeds_of(seeds)} if seeds else {}
+        seed_update = {} if seeds is None else {"seeds": seeds_of(seeds)}
         if study.tune is not None:
             _check_tuning_seeds(study.tune, seed_update.get("seeds", ()))
     except ValueError as error:

@@ -151,7 +151,7 @@ def run_study(
     source: StudyFile | Mapping[str, Any] | Path | str,
     settings: Sequence[str] = (),
     size: str = "",
-    seeds: str = "",
+    seeds: str | None = None,
     folder: Path | str | None = None,
     inline: bool = False,
     jobs: int | None = None,
@@ -174,7 +174,14 @@ def run_study(
     Raises:
         ConfigError, DataError: before anything runs, in one line.
     """
-    study = source if isinstance(source, StudyFile) else _read_source(source, size, settings, seeds)
+    if not isinstance(source, StudyFile):
+        study = _read_source(source, size, settings, seeds)
+    elif size or settings or seeds is not None:
+        raise ConfigError(
+            "source", "has been read already", "give size, settings and seeds to rayfl.study.read"
+        )
+    else:
+        study = source
     prepared = prepare(study)
     results_folder = (
         Path(os.path.expanduser(folder)) if folder else folder_of(study, size, seeds=seeds, settings=settings)
@@ -197,7 +204,7 @@ def check_folder(folder: Path, source: Path | str) -> None:
 
 
 def _read_source(
-    source: Mapping[str, Any] | Path | str, size: str, settings: Sequence[str], seeds: str
+    source: Mapping[str, Any] | Path | str, size: str, settings: Sequence[str], seeds: str | None
 ) -> StudyFile:
     if isinstance(source, Mapping):
         return take(source, Path.cwd(), size, settings, (), seeds)
@@ -208,7 +215,7 @@ def folder_of(
     study: StudyFile,
     size: str = "",
     only: Sequence[str] = (),
-    seeds: str = "",
+    seeds: str | None = None,
     settings: Sequence[str] = (),
 ) -> Path:
     """The default folder of a study's results.
@@ -250,14 +257,18 @@ def execute(
         ConfigError, DataError: if the clients of a run cannot be given their data, before anything runs.
         DiskError
     """
+    others = {run.config.output.folder for run in prepared.runs} | ({archive} if archive else set())
+    for each in (folder, *others):
+        if each.exists() and not each.is_dir():
+            raise ConfigError(str(each), "is a file", "name a folder")
     files.make(folder, parents=True)
     # Before the runs, so that a disk that cannot be written fails now
     files.write(folder / COPY, dump(prepared.study.model_dump(mode="json")))
-    for root in {run.config.output.folder for run in prepared.runs} | ({archive} if archive else set()):
-        files.make(root, parents=True)
-        if not os.access(root, os.W_OK | os.X_OK):
+    for each in others:
+        files.make(each, parents=True)
+        if not os.access(each, os.W_OK | os.X_OK):
             raise ConfigError(
-                str(root), "cannot be written to", "name another folder, or change its permissions"
+                str(each), "cannot be written to", "name another folder, or change its permissions"
             )
     runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), archive, prepared.columns)
     study = prepared.study

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.errors import ConfigError, Damaged, DiskError
+from rayfl.errors import ConfigError, Damaged
 from rayfl.rundir import RunDirectory
 from rayfl.study import Watch, archive, execute, prepare, take
 from rayfl.study.estimate import estimate
@@ -74,7 +74,7 @@ def test_another_machine_runs_only_what_is_missing(first: Any, tmp_path: Path) -
 
 def test_an_archive_that_is_a_file_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "archive").touch()
-    with pytest.raises(DiskError, match="archive cannot be written: File exists"):
+    with pytest.raises(ConfigError, match="archive: is a file; name a folder"):
         run(tmp_path, tmp_path / "archive")
     assert not list((tmp_path / "runs").glob("*"))
 

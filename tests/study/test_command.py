@@ -14,7 +14,7 @@ import yaml
 from rayfl import cli
 from rayfl.errors import ConfigError, Interrupted
 from rayfl.servers.driver import Driver
-from rayfl.study import folder_of, run_study, take
+from rayfl.study import folder_of, read, run_study, take
 from rayfl.study.estimate import _Cost
 
 STUDY = """
@@ -103,6 +103,9 @@ def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[s
         (["typed.yaml", "--only", "FedAgv"], "--only: no method 'FedAgv'; did you mean 'FedAvg'?"),
         (["typed.yaml", "rounds=x"], "rounds: got 'x'"),
         (["typed.yaml", "--jobs", "0"], "--jobs"),
+        (["typed.yaml", "--seeds", ""], "--seeds: '' is not a seed"),
+        (["typed.yaml", "--inline", "--out", "typed.yaml"], "typed.yaml: is a file; name a folder"),
+        (["typed.yaml", "--inline", "output.root=typed.yaml"], "typed.yaml: is a file; name a folder"),
         (["typed.yaml", "--only", "SOLO", "--check"], "--check: the study has no claims"),
         (["impossible.yaml"], "rounds_to_180: no accuracy is 180 %"),
         (
@@ -150,6 +153,14 @@ def test_a_run_that_fails_is_an_error(folder: Path, capsys: pytest.CaptureFixtur
     )
     assert code == 1
     assert "error: FedAvg, seed 0: client" in err
+
+
+def test_a_study_that_was_read_has_its_seeds_and_settings(folder: Path) -> None:
+    """They would be ignored."""
+    study = read("typed.yaml", seeds="0")
+    for ignored in ({"seeds": "1"}, {"size": "smoke"}, {"settings": ["rounds=3"]}):
+        with pytest.raises(ConfigError, match=r"give size, settings and seeds to rayfl\.study\.read"):
+            run_study(study, inline=True, **ignored)  # type: ignore[arg-type]
 
 
 def test_a_part_of_a_study_has_a_folder_of_its_own() -> None:

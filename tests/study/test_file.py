@@ -242,6 +242,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(claims=[{"claim": "PACFL.ari > 0", "at": {"training.lr": 9}}]), "has no point '9'"),
     (changed(claims=[{"claim": "PACFL.ari > 0", "form": 1}]), "claims.0.form: no such setting"),
     (changed(expected=[{"figures": {"FedAvg": 1}}]), "expected.0.source: missing"),
+    (
+        changed(expected=[{"source": "x", "figures": {}}]),
+        "expected.0.figures: is empty; expected at least one",
+    ),
+    (changed(tune={"training.lr": [0.1, 0.10]}), "tune: training.lr: a value is listed twice"),
     (changed(expected=[{"source": "x", "figures": {"FedAgv": 1}}]), "no method 'FedAgv'"),
     (changed(expected=[{"source": "x", "figures": {"FedAvg": 1}, "column": "acc"}]), "named 'acc'"),
     (

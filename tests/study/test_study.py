@@ -788,7 +788,7 @@ def test_errors_and_costs_rank_the_least_first() -> None:
 def test_runs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file")
     prepared = prepare(take({**SMALL, "claims": []}, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
-    with pytest.raises(RayflError, match="runs cannot be written"):
+    with pytest.raises(RayflError, match="runs: is a file; name a folder"):
         execute(prepared, tmp_path / "out", inline=True)
 
 
