@@ -273,8 +273,8 @@ def study(
     if dry_run:
         _show_estimate(prepared, jobs, archive)
         return
-    folder = out_folder or folder_of(prepared.study, size, only or [], seeds, overrides or [])
-    check_folder(folder, file)
+    folder = out_folder or folder_of(prepared.study)
+    check_folder(folder, prepared.study)
     _say(prepared.study.title or prepared.study.name)
     with StudyDisplay(out) as display:
         outcome = execute(prepared, folder, inline, jobs, display.watch, archive)
@@ -283,7 +283,7 @@ def study(
         raise typer.Exit(130)
     _say("")
     tune = outcome.results.study.tune
-    chosen = None if tune is None else tables.choice_table(outcome.tuned, tune.metric)
+    chosen = None if tune is None else tables.choice_table(outcome.tuned, tune)
     for table in (chosen, tables.main_table(outcome.results, tall=True)):
         if table is not None:
             out.print(text_tables(table.header, table.rows, table.left, table.caption, out.width))
@@ -303,13 +303,14 @@ def study(
 
 def _show_estimate(prepared: Any, jobs: int | None, archive: Path | None) -> None:
     from rayfl.study.estimate import estimate
-    from rayfl.study.preparation import as_chosen, check_clients
+    from rayfl.study.preparation import as_chosen, check_clients, check_groups
     from rayfl.study.searching import most_runs
 
+    check_groups(prepared)
     tried = [run for candidate in prepared.candidates for run in candidate.runs]
     for title, runs in (("choosing settings", tried), ("runs", as_chosen(prepared))):
         if runs:
-            check_clients(runs, prepared.columns)
+            check_clients(runs)
             _say(f"{title}:")
             for line in estimate(runs, jobs, archive).lines():
                 _say(f"  {line}")

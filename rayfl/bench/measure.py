@@ -181,7 +181,7 @@ def _warm_up(rayfl: Rayfl) -> None:
 
 
 _MOST_WARM_UP = 5
-"""Rounds before the first that counts: of few blocks, some actors may never get one."""
+"""At most this many rounds before the first that counts: with few blocks an actor may never train."""
 
 
 def measure(

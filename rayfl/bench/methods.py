@@ -157,8 +157,8 @@ def _paired_turns(
     first, methods = compared
     for name, sections in methods.items():
         with ExitStack() as stack:
-            # Two equal drivers differ by up to a tenth on W1, by where their memory happens to lie. A single
-            # one for all methods would shift all figures.
+            # Two identical drivers differ at random by a tenth on W1. A single one for all methods would
+            # shift all figures.
             base = stack.enter_context(running(replace(workload, sections=first), folder, execution))
             try:
                 method = stack.enter_context(running(replace(workload, sections=sections), folder, execution))

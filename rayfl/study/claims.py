@@ -34,8 +34,10 @@ Point = Mapping[str, str]
 Values = Callable[[str, Point, str], Mapping[int, float]]
 """Returns by seed the numbers of a method, at a point of the grid, in a column."""
 
-Reason = Callable[[str, Point], str]
-"""Returns why runs of a method have no numbers at a point of the grid; empty if all have been run."""
+Reason = Callable[[str, Point, Point], str]
+"""Returns which runs of a method are not finished at a point of the grid, of which the text names the part in
+the last argument; empty if all are finished.
+"""
 
 
 @dataclass(frozen=True)
@@ -343,7 +345,7 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
 
 
 def judge(
-    statement: Statement, point: Point, values: Values, unfinished: Reason = lambda method, point: ""
+    statement: Statement, point: Point, values: Values, unfinished: Reason = lambda method, point, named: ""
 ) -> Judgement:
     """The verdict on a claim at a point of the grid.
 
@@ -351,7 +353,7 @@ def judge(
         statement: the claim.
         point: of the grid.
         values: the numbers of the runs.
-        unfinished: why runs have none.
+        unfinished: returns which runs have none because they are not finished.
     """
     numbers = [values(term.method, {**point, **term.at}, term.column) for term in statement.terms]
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in numbers))) if numbers else []
@@ -363,7 +365,9 @@ def judge(
     if not len(seeds):
         return Judgement(statement, point, interval, "undecided", "no runs")
     if incomplete or np.isnan(sums).any():
-        reasons = dict.fromkeys(unfinished(term.method, {**point, **term.at}) for term in statement.terms)
+        reasons = dict.fromkeys(
+            unfinished(term.method, {**point, **term.at}, term.at) for term in statement.terms
+        )
         why = "; ".join(filter(None, reasons)) or "some runs have no such number"
         return Judgement(statement, point, interval, "undecided", why)
     if np.isinf(sums).any():

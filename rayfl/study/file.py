@@ -272,6 +272,8 @@ class StudyFile(Section):
     claims: tuple[Claim, ...] = Field((), description="claims to check")
     sizes: dict[str, Size] = Field({}, description="other sizes by name, for --size")
     _other_methods: dict[str, Settings] = PrivateAttr(default_factory=dict)
+    _chosen: tuple[str, ...] = PrivateAttr(())
+    _source: Path | None = PrivateAttr(None)
 
     @field_validator("seeds", mode="before")
     @classmethod
@@ -359,6 +361,16 @@ class StudyFile(Section):
         return any(name in points for points in axes) or any(
             name == ", ".join(point) for point in itertools.product(*axes)
         )
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """What was asked for beyond the file: a size, methods, seeds, settings; for the folder of results."""
+        return self._chosen
+
+    @property
+    def source(self) -> Path | None:
+        """The file that it was read from; None if it was given as values."""
+        return self._source
 
     @property
     def all_methods(self) -> dict[str, Settings]:
@@ -543,7 +555,9 @@ def read(
         ConfigError: one line: where, what, what would be right.
     """
     file = Path(os.path.expanduser(path))
-    return take(_parsed(file), file.parent, size, settings, only, seeds)
+    study = take(_parsed(file), file.parent, size, settings, only, seeds)
+    study._source = file
+    return study
 
 
 def take(
@@ -555,7 +569,7 @@ def take(
     seeds: str | None = None,
 ) -> StudyFile:
     """As :func:`read`, for the content of a file; its paths are relative to ``folder``."""
-    study = _validated(given)
+    study, settings = _validated(given), list(settings)
     _check_figures(study)
     if size:
         study = _with_size(study, given, size)
@@ -585,7 +599,9 @@ def take(
         raise ConfigError("override", str(error)) from None
     base, plugins = _located(study.base, folder), tuple(_located(each, folder) for each in study.plugins)
     merged = {**study.settings, **changes}
-    return study.model_copy(update={**seed_update, "settings": merged, "base": base, "plugins": plugins})
+    study = study.model_copy(update={**seed_update, "settings": merged, "base": base, "plugins": plugins})
+    study._chosen = tuple(filter(None, [size, *only, f"seeds{seeds}" if seeds else "", *settings]))
+    return study
 
 
 def _parsed(file: Path) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +16,7 @@ from rayfl.study import searching, tables, tuning
 from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, StudyFile, shown
 from rayfl.study.plan import PlannedRun, place_of, plan, points
-from rayfl.study.results import Results, check_columns, check_groups
+from rayfl.study.results import MOST_GROUPS, Results, check_column, group_of
 from rayfl.study.running import is_finished
 
 _MOST_SECONDS = 60.0
@@ -39,10 +40,18 @@ class Prepared:
     runs: tuple[PlannedRun, ...]
 
     @property
+    def named(self) -> list[tuple[str, str]]:
+        """All numbers that tables and claims use, each with the place in the file that names it."""
+        named = [("report.columns", name) for name in self.study.report.names]
+        named += [("expected.column", each.column) for each in self.study.expected]
+        for claim, statement in self.statements:
+            named += [(f"claims: {claim.claim!r}", name) for name in sorted(statement.columns)]
+        return named
+
+    @property
     def columns(self) -> list[str]:
         """All numbers that tables and claims use."""
-        claimed = [column for _, statement in self.statements for column in sorted(statement.columns)]
-        return list(dict.fromkeys([*self.study.columns, *claimed]))
+        return list(dict.fromkeys(name for _, name in self.named))
 
 
 def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
@@ -63,10 +72,8 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
     tuning.check_metric(study)
     prepared = Prepared(study, statements, candidates, runs)
     configs = [run.config for run in runs]
-    check_columns(study.report.names, "report.columns", configs)
-    check_columns([each.column for each in study.expected], "expected.column", configs)
-    for claim, statement in statements:
-        check_columns(sorted(statement.columns), f"claims: {claim.claim!r}", configs)
+    for where, name in prepared.named:
+        check_column(name, where, configs)
     if check_data:
         checked = set()
         for run in runs:
@@ -92,15 +99,11 @@ def as_chosen(prepared: Prepared) -> list[PlannedRun]:
     return plan(prepared.study, tuning.best(prepared.study, prepared.candidates))
 
 
-def check_clients(runs: Iterable[PlannedRun], columns: Sequence[str] = ()) -> None:
+def check_clients(runs: Iterable[PlannedRun]) -> None:
     """Divide the data of every dataset, partition and model once, for the first seed that needs it.
 
     So a combination that cannot be run is refused before the first run starts. Other seeds may still fail.
     After a minute the remaining combinations are not checked here; their runs check them.
-
-    Args:
-        runs: to check.
-        columns: numbers that at least one of these runs must have; checked are those of planted groups.
 
     Raises:
         ConfigError, DataError: which run, and why.
@@ -108,25 +111,63 @@ def check_clients(runs: Iterable[PlannedRun], columns: Sequence[str] = ()) -> No
     from rayfl.servers.building import check_clustering, clustered, divide
 
     start, divided = time.monotonic(), dict[str, tuple[int, bool, tuple[int, ...]]]()
-    groups, complete = set[int](), True
     for run in runs:
         c = run.config
         parts = repr((c.data, c.partition, c.model, c.loss, c.events, c.public_samples))
         if parts not in divided and time.monotonic() - start > _MOST_SECONDS:
-            complete = False
             continue
-        try:
+        with _of_run(run):
             if parts not in divided:
-                federation = divide(c)[0][0].federation
-                divided[parts] = clustered(federation)
-                groups |= set() if federation.groups is None else set(federation.groups.tolist())
+                divided[parts] = clustered(divide(c)[0][0].federation)
             check_clustering(c, *divided[parts])
-        except ConfigError as error:
-            raise ConfigError(f"{run.title}: {error.where}", error.what, error.remedy) from None
-        except DataError as error:
-            raise DataError(f"{run.title}: {error}") from None
-    if complete:
-        check_groups(columns, groups)
+
+
+def check_groups(prepared: Prepared) -> None:
+    """Refuse numbers of planted groups that no run has; only studies that use such numbers are checked.
+
+    The groups are those after the last event, for the first seed. After a minute nothing is refused.
+
+    Raises:
+        ConfigError, DataError: where the number is named, or which run cannot be given its data.
+    """
+    from rayfl.servers.building import divide
+
+    named = {number: where for where, name in prepared.named if (number := group_of(name)) is not None}
+    if not named:
+        return
+    start, divided = time.monotonic(), set[str]()
+    known, most = set[int](), 0
+    for run in prepared.runs:
+        c = run.config
+        parts = repr((c.data, c.partition, c.events, c.rounds))
+        if parts in divided:
+            continue
+        if time.monotonic() - start > _MOST_SECONDS:
+            return
+        divided.add(parts)
+        with _of_run(run):
+            groups = divide(c)[0][-1].federation.groups
+        of_run = set() if groups is None else set(groups.tolist())
+        most = max(most, len(of_run))
+        known |= of_run if len(of_run) <= MOST_GROUPS else set()
+    for number, where in named.items():
+        if number not in known:
+            valid = ", ".join(f"accuracy_group_{group}" for group in sorted(known))
+            few = (
+                f"{most} planted groups; at most {MOST_GROUPS} have numbers" if most else "no planted groups"
+            )
+            raise ConfigError(where, f"no client is in group {number}", f"valid: {valid}" if known else few)
+
+
+@contextmanager
+def _of_run(run: PlannedRun) -> Iterator[None]:
+    """Names the run in an error."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{run.title}: {error.where}", error.what, error.remedy) from None
+    except DataError as error:
+        raise DataError(f"{run.title}: {error}") from None
 
 
 def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import threading
 import time
@@ -40,7 +39,9 @@ class StudyDisplay:
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console, self._clock = console, clock
-        self.watch = Watch(self._begin, self._report_outcome, self._report_lost)
+        self.watch = Watch(
+            self._begin, self._report_outcome, self._report_lost, stoppable=self._remember_how_to_stop
+        )
         self._runs: list[PlannedRun] = []
         self._paths: dict[str, Path] = {}
         self._reported: set[str] = set()
@@ -50,7 +51,8 @@ class StudyDisplay:
         """When the last line was printed."""
         self._first_progress: tuple[int, float] | None = None
         """The rounds that were complete when the first new one was seen, and when that was."""
-        self._output_closed = self._asked_to_stop = False
+        self._output_closed = False
+        self._stop: Callable[[], None] = lambda: None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._progress: Progress | None = None
@@ -72,6 +74,11 @@ class StudyDisplay:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
+
+    def _remember_how_to_stop(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        if self._output_closed:  # during an earlier stage that had no run left to stop
+            stop()
 
     def _begin(self, title: str, runs: Sequence[PlannedRun], allocation: Allocation) -> None:
         self.close()
@@ -108,8 +115,6 @@ class StudyDisplay:
     def _follow(self) -> None:
         while not self._closing.wait(_TICK):
             self._update()
-            if self._output_closed and not self._asked_to_stop:
-                self._asked_to_stop = _ask_to_stop()
 
     def _update(self) -> None:
         finished, rounds = [], 0
@@ -164,16 +169,7 @@ class StudyDisplay:
             self._output_closed = True
             with contextlib.suppress(OSError):
                 print("the output was closed: stopping", file=sys.stderr, flush=True)
-
-
-def _ask_to_stop() -> bool:
-    """Stop the runs as SIGTERM does, with their checkpoints; False if nothing handles that signal now."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # it would end the process at once
-        return False
-    main = threading.main_thread().ident  # signals to another thread do not wake the main one
-    if main is not None:
-        signal.pthread_kill(main, signal.SIGTERM)
-    return True
+            self._stop()
 
 
 def _result_text(path: Any) -> str:

@@ -24,7 +24,7 @@ from rayfl.rundir import RunDirectory
 from rayfl.statistics import Difference, Interval, holm, mean_interval, mean_ranks, paired_difference
 from rayfl.study.claims import axis_of, point_of
 from rayfl.study.file import StudyFile, shown
-from rayfl.study.plan import PlannedRun, points
+from rayfl.study.plan import PlannedRun, points, spoken
 from rayfl.study.running import directory_of, is_finished
 from rayfl.units import UNKNOWN, counted, duration, number, size
 
@@ -89,7 +89,7 @@ _SUGGESTED = ("accuracy_mean", "accuracy_worst10", "loss_mean", "bytes_up", "sec
 """Numbers that are suggested if no known name is similar to the one given."""
 
 _TARGET_COLUMN = re.compile(r"(rounds|bytes)_to_(\d+(?:\.\d+)?)")
-_GROUP_COLUMN = re.compile(r"accuracy_group_(\d+)")
+_GROUP_COLUMN = re.compile(r"accuracy_group_(0|[1-9]\d*)")
 
 _LESS_IS_BETTER = ("loss", "perplexity", "var", "bytes", "seconds", "rounds_to", "_se")
 """Parts of the names of columns in which less is better."""
@@ -113,63 +113,36 @@ def better(column: str) -> Literal["more", "less"] | None:
     return "less" if less else "more"
 
 
-def check_columns(columns: Sequence[str], where: str, configs: Sequence[Config]) -> None:
-    """Refuse columns that no run has.
+def check_column(column: str, where: str, configs: Sequence[Config]) -> None:
+    """Refuse a column that no run has.
 
     Args:
-        columns: names.
-        where: the setting that names them.
+        column: its name.
+        where: the setting that names it.
         configs: of the runs.
 
     Raises:
         ConfigError
     """
     known_names = known_numbers()
-    for column in columns:
-        if (
-            column not in known_names
-            and not _TARGET_COLUMN.fullmatch(column)
-            and not _GROUP_COLUMN.fullmatch(column)
-        ):
-            mean = f"{column}_mean"
-            remedy = f"did you mean {mean!r}?" if mean in known_names else nearest(column, known_names)
-            if not remedy.startswith("did"):  # there are hundreds
-                remedy = f"such as {', '.join(_SUGGESTED)}; a run's summary.json has all of them"
-            raise ConfigError(where, f"no run has a number named {column!r}", remedy)
-        target = _TARGET_COLUMN.fullmatch(column)
-        if target and not 0 < float(target[2]) <= 100:
-            raise ConfigError(where, f"{column}: no accuracy is {target[2]} %", "a target from 0 to 100")
-        for part, (setting, has) in NEEDS.items():
-            if part in column and not any(map(has, configs)):
-                raise ConfigError(
-                    where, f"no run measures {column}", f"add to the study's settings: {setting}"
-                )
+    target = _TARGET_COLUMN.fullmatch(column)
+    if column not in known_names and target is None and group_of(column) is None:
+        mean = f"{column}_mean"
+        remedy = f"did you mean {mean!r}?" if mean in known_names else nearest(column, known_names)
+        if not remedy.startswith("did"):  # there are hundreds
+            remedy = f"such as {', '.join(_SUGGESTED)}; a run's summary.json has all of them"
+        raise ConfigError(where, f"no run has a number named {column!r}", remedy)
+    if target and not 0 < float(target[2]) <= 100:
+        raise ConfigError(where, f"{column}: {target[2]} % is no target", "above 0 and at most 100")
+    for part, (setting, has) in NEEDS.items():
+        if part in column and not any(map(has, configs)):
+            raise ConfigError(where, f"no run measures {column}", f"add to the study's settings: {setting}")
 
 
-def check_groups(columns: Sequence[str], groups: Collection[int]) -> None:
-    """Refuse columns of planted groups that no client is in.
-
-    Args:
-        columns: names; others are ignored.
-        groups: the planted groups of all runs.
-
-    Raises:
-        ConfigError
-    """
-    for column in columns:
-        match = _GROUP_COLUMN.fullmatch(column)
-        if match is None:
-            continue
-        if len(groups) > MOST_GROUPS:
-            what, remedy = (
-                f"there are {len(groups)} planted groups",
-                f"columns exist for at most {MOST_GROUPS}",
-            )
-            raise ConfigError(column, what, remedy)
-        if int(match[1]) not in groups:
-            valid = ", ".join(f"accuracy_group_{group}" for group in sorted(groups))
-            remedy = f"valid: {valid}" if groups else "the partition plants no groups"
-            raise ConfigError(column, f"no client is in group {match[1]}", remedy)
+def group_of(column: str) -> int | None:
+    """The planted group whose accuracy a column gives: 3 for ``accuracy_group_3``; None for other columns."""
+    match = _GROUP_COLUMN.fullmatch(column)
+    return int(match[1]) if match else None
 
 
 def numbers_of(path: Path, columns: Sequence[str] = ()) -> dict[str, float]:
@@ -307,15 +280,21 @@ class Results:
         runs = self._by_point.get((method, _point_key(point)), {})
         return {seed: numbers.get(column, math.nan) for seed, numbers in runs.items()}
 
-    def unfinished(self, method: str, point: Mapping[str, str]) -> str:
+    def unfinished(self, method: str, point: Mapping[str, str], named: Mapping[str, str]) -> str:
         """Which runs of a method have failed, or not been run: ``1 of 3 runs of FedAvg failed``; empty if all
         are finished.
+
+        Args:
+            method: its label.
+            point: of the grid.
+            named: the part of the point that the text names.
         """
         place = _point_key(point)
         runs = [run for run in self.runs if (run.method, _point_key(run.point)) == (method, place)]
         lacking = [run for run in runs if (run.method, place, run.seed) not in self._numbers]
         failed = sum(run.key in self.errors for run in lacking)
-        of_these = f"of {counted(len(runs), 'run')} of {method}"
+        whose = ", ".join([method, *(spoken(axis, name) for axis, name in named.items())])
+        of_these = f"of {counted(len(runs), 'run')} of {whose}"
         texts = [f"{failed} {of_these} failed"] if failed else []
         if (others := len(lacking) - failed) > 0:
             texts.append(f"{others} {of_these} {'is' if others == 1 else 'are'} not finished")
@@ -477,9 +456,8 @@ def title_of(column: str) -> str:
     match = _TARGET_COLUMN.fullmatch(column)
     if match:
         return f"{match[1]} to {match[2]} %"
-    match = _GROUP_COLUMN.fullmatch(column)
-    if match:
-        return f"accuracy of group {match[1]} (%)"
+    if (group := group_of(column)) is not None:
+        return f"accuracy of group {group} (%)"
     qualifiers: list[str] = []
     rest = column
     for prefix, words in _PREFIXES.items():

@@ -292,15 +292,39 @@ def interruptible(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+class StopFile:
+    """The file that asks the runs of this process to stop: they look for it at every event.
+
+    Attributes:
+        path: of the file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f".stop-{os.getpid()}"
+        self._lock, self._open = threading.RLock(), True  # a signal may come while the lock is held
+
+    def ask(self) -> None:
+        """Ask the runs to stop; does nothing once they have ended."""
+        with self._lock:
+            if self._open:
+                self.path.touch()
+
+    def close(self) -> None:
+        """Remove the file."""
+        with self._lock:
+            self._open = False
+            self.path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
-def stop_file(folder: Path) -> Iterator[Path]:
+def stop_file(folder: Path) -> Iterator[StopFile]:
     """The file that asks the runs of this process to stop; removed at the end."""
-    path = folder / f".stop-{os.getpid()}"
-    path.unlink(missing_ok=True)
+    stop = StopFile(folder)
+    stop.path.unlink(missing_ok=True)
     try:
-        yield path
+        yield stop
     finally:
-        path.unlink(missing_ok=True)
+        stop.close()
 
 
 def rounds_done(path: Path) -> int:

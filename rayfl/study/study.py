@@ -23,7 +23,7 @@ from rayfl.study import searching, tuning
 from rayfl.study.file import StudyFile, read, take
 from rayfl.study.outcome import Study
 from rayfl.study.plan import PlannedRun, place_of, plan, points
-from rayfl.study.preparation import Prepared, check_clients, judge, prepare
+from rayfl.study.preparation import Prepared, check_clients, check_groups, judge, prepare
 from rayfl.study.results import Results
 from rayfl.study.running import (
     Allocation,
@@ -56,12 +56,14 @@ class Watch:
         done: called with every run that has ended.
         lost: called with every run whose process died; another process continues it.
         event: called with the events of runs in this process.
+        stoppable: called before ``stage``, with a function that stops the runs of that stage.
     """
 
     stage: Callable[[str, Sequence[PlannedRun], Allocation], None] = lambda title, runs, allocation: None
     done: Callable[[PlannedRun, Outcome], None] = lambda run, outcome: None
     lost: Callable[[PlannedRun], None] = lambda run: None
     event: Callable[[PlannedRun, RunEvent], None] = lambda run, event: None
+    stoppable: Callable[[Callable[[], None]], None] = lambda stop: None
 
 
 @dataclass
@@ -74,7 +76,6 @@ class Runner:
         jobs: number of parallel runs; None to choose.
         watch: callbacks.
         archive: a folder of finished runs to take from and to add to; None for none.
-        columns: numbers that tables and claims use.
         errors: errors of failed runs by key; filled.
         stopped: whether it was stopped; set.
     """
@@ -84,7 +85,6 @@ class Runner:
     jobs: int | None
     watch: Watch
     archive: Path | None = None
-    columns: Sequence[str] = ()
     errors: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
 
@@ -107,18 +107,18 @@ class Runner:
         missing = unfinished(runs)
         if not missing or self.stopped:
             return
-        # Finished runs may have planted groups that the missing ones lack.
-        check_clients(missing, self.columns if len(missing) == len(runs) else ())
+        check_clients(missing)
         allocation = self.allocate(len(missing), missing[0])
-        self.watch.stage(title, missing, allocation)
         by_key = {run.key: run for run in missing}
         with stop_file(self.folder) as stop:
-            jobs = [job_of(run, stop, allocation.execution) for run in missing]
+            self.watch.stoppable(stop.ask)
+            self.watch.stage(title, missing, allocation)
+            jobs = [job_of(run, stop.path, allocation.execution) for run in missing]
             if self.inline:
                 outcomes = run_inline(jobs, lambda key, event: self.watch.event(by_key[key], event))
                 self._record_outcomes(outcomes, by_key)
             else:
-                with interruptible(stop.touch):
+                with interruptible(stop.ask):
                     outcomes = on_ray(
                         jobs,
                         allocation,
@@ -183,23 +183,22 @@ def run_study(
     else:
         study = source
     prepared = prepare(study)
-    results_folder = (
-        Path(os.path.expanduser(folder)) if folder else folder_of(study, size, seeds=seeds, settings=settings)
-    )
-    if isinstance(source, str | Path):
-        check_folder(results_folder, source)
+    results_folder = Path(os.path.expanduser(folder)) if folder else folder_of(study)
+    check_folder(results_folder, study)
     return execute(prepared, results_folder, inline, jobs)
 
 
-def check_folder(folder: Path, source: Path | str) -> None:
+def check_folder(folder: Path, study: StudyFile) -> None:
     """Refuse a folder of results in which the copy of the study file would replace the file itself.
 
     Raises:
         ConfigError
     """
+    if study.source is None:
+        return
     with suppress(OSError):
-        if os.path.samefile(folder / COPY, os.path.expanduser(source)):
-            remedy = f"give another folder, or another name to {source}"
+        if os.path.samefile(folder / COPY, study.source):
+            remedy = f"give another folder, or another name to {study.source}"
             raise ConfigError(str(folder), f"the results' {COPY} would replace the study file", remedy)
 
 
@@ -211,24 +210,13 @@ def _read_source(
     return read(source, size, settings, (), seeds)
 
 
-def folder_of(
-    study: StudyFile,
-    size: str = "",
-    only: Sequence[str] = (),
-    seeds: str | None = None,
-    settings: Sequence[str] = (),
-) -> Path:
+def folder_of(study: StudyFile) -> Path:
     """The default folder of a study's results.
 
     A part of a study, or the study with other seeds or settings, has its own folder, so that it never
     replaces the results of the whole: ``studies/figure_6-smoke-seeds0-rounds=5``.
-
-    Args:
-        study: the file.
-        size, only, seeds, settings: as chosen on the command line.
     """
-    chosen = [size, *only, f"seeds{seeds}" if seeds else "", *settings]
-    name = re.sub(r"[^\w.,=+-]+", "_", "-".join([study.name, *filter(None, chosen)]))
+    name = re.sub(r"[^\w.,=+-]+", "_", "-".join([study.name, *study.chosen]))
     if len(name) > _LONGEST_FOLDER:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         name = f"{name[: _LONGEST_FOLDER - 9]}-{digest}"
@@ -270,7 +258,8 @@ def execute(
             raise ConfigError(
                 str(each), "cannot be written to", "name another folder, or change its permissions"
             )
-    runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), archive, prepared.columns)
+    check_groups(prepared)
+    runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), archive)
     study = prepared.study
     chosen: tuning.Chosen = {}
     tuned: list[dict[str, Any]] = []
@@ -329,10 +318,11 @@ def _search_settings(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, l
         if outcome is None:
             first = next(run for run in plan(study) if run.method == label)
             allocation = runner.allocate(study.tune.samples, first)
-            runner.watch.stage(f"settings of {label}, {study.tune.samples} drawn", [], allocation)
-            with stop_file(runner.folder) as stop, interruptible(stop.touch):
-                outcome = searching.search(study, label, allocation, stop)
-                runner.stopped = runner.stopped or stop.exists()
+            with stop_file(runner.folder) as stop, interruptible(stop.ask):
+                runner.watch.stoppable(stop.ask)
+                runner.watch.stage(f"settings of {label}, {study.tune.samples} drawn", [], allocation)
+                outcome = searching.search(study, label, allocation, stop.path)
+                runner.stopped = runner.stopped or stop.path.exists()
             if outcome.ended and not runner.stopped:
                 searching.remember(study, outcome)
         outcomes.append(outcome)

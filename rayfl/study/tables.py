@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.statistics import FEW
 from rayfl.study.claims import Judgement, Statement
-from rayfl.study.file import shown
-from rayfl.study.plan import spoken
+from rayfl.study.file import Tune, shown
+from rayfl.study.plan import place_of, spoken
 from rayfl.study.results import Results, better, cell, title_of, written
-from rayfl.units import UNKNOWN, duration, number, size
+from rayfl.units import UNKNOWN, counted, duration, number, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -229,30 +229,54 @@ def rank_table(results: Results) -> TextTable | None:
     return TextTable(tuple(header), tuple(rows), 1, caption)
 
 
-def choice_table(tried: Sequence[Mapping[str, Any]], metric: str) -> TextTable | None:
-    """The settings that were chosen for each method, with their score; None if nothing was tried.
+def choice_table(tried: Sequence[Mapping[str, Any]], tune: Tune) -> TextTable | None:
+    """The settings that were chosen, with their score: one row per method, and with ``per: point`` per point;
+    None if nothing was tried.
 
     Args:
-        tried: trials as in ``tuned.json``.
-        metric: by which they were chosen.
+        tried: trials as in ``tuned.json``, each at a point of the grid or at all of them.
+        tune: how they were chosen.
     """
-    chosen = [trial for trial in tried if trial.get("chosen")]
+    by_point = tune.per == "point"
+    best: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    for trial in tried:
+        at = trial.get("at") or {}
+        rows_of = best.setdefault((trial["method"], place_of(at) if by_point else ""), {})
+        # A search may draw the same settings twice.
+        if trial.get("chosen") and trial["score"] >= rows_of.get(place_of(at), {"score": -math.inf})["score"]:
+            rows_of[place_of(at)] = trial
+    chosen = [list(rows_of.values()) for rows_of in best.values() if rows_of]
     if not chosen:
         return None
-    axes = list(dict.fromkeys(axis for trial in chosen for axis in trial.get("at") or {}))
-    names = list(dict.fromkeys(name for trial in chosen for name in trial["settings"]))
+    axes = (
+        list(dict.fromkeys(axis for each in chosen for axis in each[0].get("at") or {})) if by_point else []
+    )
+    names = list(tune.space)
     rows = [
         (
-            trial["method"],
-            *((trial.get("at") or {}).get(axis, UNKNOWN) for axis in axes),
-            *(shown(trial["settings"][name]) if name in trial["settings"] else UNKNOWN for name in names),
-            number(trial["score"], 2),
+            each[0]["method"],
+            *(each[0]["at"][axis] for axis in axes),
+            *(_setting(each[0]["settings"].get(name, UNKNOWN)) for name in names),
+            number(sum(trial["score"] for trial in each) / len(each), 2),
         )
-        for trial in chosen
+        for each in chosen
     ]
-    header = ("method", *(axis.split(".")[-1] for axis in axes), *names, title_of(f"validation_{metric}"))
-    caption = "Chosen settings: of those that were tried, the best on the clients' validation samples."
+    header = (
+        "method",
+        *(axis.split(".")[-1] for axis in axes),
+        *names,
+        title_of(f"validation_{tune.metric}"),
+    )
+    seeds = f"the mean over {counted(len(tune.seeds), 'seed')}" if len(tune.seeds) > 1 else ""
+    points = "" if by_point or not (tried[0].get("at")) else "the mean over all points of the grid"
+    how = " and ".join(filter(None, (seeds, points)))
+    caption = f"Chosen settings: the best of those that were tried{f', by {how}' if how else ''}."
     return TextTable(header, tuple(rows), 1 + len(axes), caption)
+
+
+def _setting(value: Any) -> str:
+    """A chosen value; one that was drawn has many digits."""
+    return f"{value:.4g}" if isinstance(value, float) else shown(value)
 
 
 def claim_table(judgements: Sequence[Judgement]) -> TextTable:

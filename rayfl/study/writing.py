@@ -19,7 +19,7 @@ def write(study: Study) -> list[Path]:
     main = tables.main_table(results)
     others = [tables.comparison_table(results), tables.rank_table(results)]
     if results.study.tune is not None:
-        others.append(tables.choice_table(study.tuned, results.study.tune.metric))
+        others.append(tables.choice_table(study.tuned, results.study.tune))
     if study.judgements:
         others.append(tables.claim_table(study.judgements))
     shown = [main, *(each for each in others if each is not None)]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
-from rayfl.bench import local
+from rayfl.bench import local, measure
 from rayfl.bench.workloads import WORKLOADS, Workload
 from rayfl.ordering.curriculum import Curriculum
 
@@ -41,3 +43,24 @@ def test_objectives_and_orders_take_turns() -> None:
         assert row["least"] <= row["ratio"] <= row["most"]
         # 4 clients of 10 samples: 2 batches each
         assert row["steps_per_second"] == pytest.approx(8 / row["seconds"])
+
+
+def test_no_round_counts_before_every_actor_has_trained() -> None:
+    """The second actor begins in the third round; of few blocks it may never get one."""
+
+    class Run:
+        driver = SimpleNamespace(backend=SimpleNamespace(actors=2))
+        worker_seconds: ClassVar[dict[str, float]] = {}
+        rounds = 0
+
+        def __init__(self, second: int) -> None:
+            self.second = second
+
+        def round(self) -> None:
+            self.rounds += 1
+            self.worker_seconds = {"first" if self.rounds < self.second else "second": 0.5}
+
+    for second, expected in ((3, 3), (100, 5)):
+        run: Any = Run(second)
+        measure._warm_up(run)
+        assert run.rounds == expected

@@ -16,7 +16,7 @@ from rayfl.data import Federation, write_npz
 from rayfl.errors import ConfigError
 from rayfl.report.compare import Comparison
 from rayfl.servers.building import build
-from rayfl.study.results import check_columns
+from rayfl.study.results import check_column
 from tests.report.reading import rows
 from tests.runs import assert_same
 
@@ -141,9 +141,9 @@ def test_only_newcomers_come_after_the_end(settings: dict[str, Any]) -> None:
 
 def test_a_study_knows_the_numbers_of_newcomers(settings: dict[str, Any]) -> None:
     column = "newcomers_finetuned_accuracy_worst10"
-    check_columns([column], "report.columns", [load(late(settings, "fedavg"))])
+    check_column(column, "report.columns", [load(late(settings, "fedavg"))])
     with pytest.raises(ConfigError, match=r"an event \{name: join, round: <the last>, clients: 5\}"):
-        check_columns([column], "report.columns", [load({**settings, "rounds": 4})])
+        check_column(column, "report.columns", [load({**settings, "rounds": 4})])
 
 
 @pytest.mark.ray

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -107,11 +108,8 @@ def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[s
         (["typed.yaml", "--inline", "--out", "typed.yaml"], "typed.yaml: is a file; name a folder"),
         (["typed.yaml", "--inline", "output.root=typed.yaml"], "typed.yaml: is a file; name a folder"),
         (["typed.yaml", "--only", "SOLO", "--check"], "--check: the study has no claims"),
-        (["impossible.yaml"], "rounds_to_180: no accuracy is 180 %"),
-        (
-            ["no_group.yaml", "--dry-run"],
-            "accuracy_group_3: no client is in group 3; the partition plants no",
-        ),
+        (["impossible.yaml"], "claims: 'FedAvg.rounds_to_180 > 0': rounds_to_180: 180 % is no target"),
+        (["no_group.yaml", "--dry-run"], "accuracy_group_3 > 0': no client is in group 3; no planted groups"),
     ):
         code, _, err = rayfl(capsys, "study", *arguments)
         assert code == 2
@@ -163,12 +161,24 @@ def test_a_study_that_was_read_has_its_seeds_and_settings(folder: Path) -> None:
             run_study(study, inline=True, **ignored)  # type: ignore[arg-type]
 
 
+def test_a_part_from_python_leaves_the_results_of_the_whole(folder: Path) -> None:
+    run_study("typed.yaml", seeds="0", inline=True, folder="whole")
+    part = run_study(read("typed.yaml", only=["FedAvg"], seeds="0"), inline=True)
+    assert part.folder == Path("studies/typed-FedAvg-seeds0")
+    assert set(part.runs["method"]) == {"FedAvg"}
+
+
 def test_a_part_of_a_study_has_a_folder_of_its_own() -> None:
     study = take(yaml.safe_load(STUDY), Path())
     assert folder_of(study) == Path("studies/typed")
-    assert folder_of(study, "smoke", ["FedAvg"], "0-9") == Path("studies/typed-smoke-FedAvg-seeds0-9")
-    assert folder_of(study, settings=["output.root=/tmp/x"]) == Path("studies/typed-output.root=_tmp_x")
-    long = [folder_of(study, settings=[f"data.path={'x' * 300}{end}"]) for end in "ab"]
+    values = {**yaml.safe_load(STUDY), "sizes": {"smoke": {"settings": {"rounds": 1}}}}
+
+    def part(**chosen: Any) -> Path:
+        return folder_of(take(values, Path(), **chosen))
+
+    assert part(size="smoke", only=["FedAvg"], seeds="0-9") == Path("studies/typed-smoke-FedAvg-seeds0-9")
+    assert part(settings=["output.root=/tmp/x"]) == Path("studies/typed-output.root=_tmp_x")
+    long = [part(settings=[f"data.path={'x' * 300}{end}"]) for end in "ab"]
     assert long[0] != long[1]
     assert len(long[0].name) <= 120
 

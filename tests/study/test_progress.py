@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from rayfl.study import progress
-from rayfl.study.running import Allocation, interruptible
+from rayfl.study.running import Allocation, stop_file
 
 
 class Runs:
@@ -66,25 +65,32 @@ def test_of_a_run_that_was_finished_at_first_sight_nothing_follows(monkeypatch: 
     assert runs.lines() == ["1/2  a: done"]
 
 
-def test_a_closed_output_stops_the_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("runs", ["ab", ""], ids=["runs", "search"])
+def test_a_closed_output_stops_the_stage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, runs: str
 ) -> None:
-    """As in ``rayfl study ... | head``; it waits until SIGTERM is handled, which would end the process."""
+    """As in ``rayfl study ... | head``; of a search only the first line is printed."""
 
     def closed(*args: object, **kwargs: object) -> None:
         raise BrokenPipeError
 
-    runs = Runs(monkeypatch, "ab")
-    runs.display.close()
-    monkeypatch.setattr(progress, "_TICK", 0.01)
-    monkeypatch.setattr(runs.display.console, "print", closed)
-    assert not progress._ask_to_stop()
-    stopped = threading.Event()
-    runs.display.watch.stage("runs", runs.display._runs, Allocation(1, 0))
-    with interruptible(stopped.set):
-        assert stopped.wait(60)
-    runs.display.close()
+    shown = Runs(monkeypatch, "ab")
+    watch, planned = shown.display.watch, shown.display._runs[: len(runs)]
+    monkeypatch.setattr(shown.display.console, "print", closed)
+    with stop_file(tmp_path) as stop:
+        watch.stoppable(stop.ask)
+        if runs:  # while they run
+            shown.look(60, a=10)
+        else:
+            watch.stage("settings of A, 20 drawn", planned, Allocation(1, 0))
+        assert stop.path.exists()
     assert capsys.readouterr().err == "the output was closed: stopping\n"
+    shown.look(70, b=10)
+    stop.ask()
+    assert not list(tmp_path.iterdir())  # nothing is left to stop
+    with stop_file(tmp_path) as later:
+        watch.stoppable(later.ask)
+        assert later.path.exists()  # no further stage runs
 
 
 def test_where_runs_take_long_lines_tell_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,10 +30,12 @@ from rayfl.study import tables as study_tables
 from rayfl.study.estimate import estimate
 from rayfl.study.page import page_of
 from rayfl.study.plan import PlannedRun, key_of, plan
-from rayfl.study.preparation import judge
+from rayfl.study.preparation import check_groups, judge
 from rayfl.study.results import Results, better, known_numbers
 from rayfl.study.running import Outcome, allocate, directory_of, unfinished
 from tests.runs import TASKS
+
+DRIFT = {"name": "drift", "round": 1, "fraction": 0.5, "kind": "permuted_labels"}
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -472,6 +474,53 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     assert study.claims[0]["why"] == "2 of 2 runs of wild failed"
 
 
+GROUPED: dict[str, Any] = {"name": "relabelled", "clients": 6, "clusters": 2}
+
+
+@pytest.mark.parametrize(
+    ("partition", "more", "column", "answer"),
+    [
+        (GROUPED, {}, "accuracy_group_1", ""),
+        (
+            GROUPED,
+            {},
+            "accuracy_group_2",
+            "no client is in group 2; valid: accuracy_group_0, accuracy_group_1",
+        ),
+        (GROUPED, {}, "accuracy_group_01", "no run has a number named 'accuracy_group_01'"),
+        ({**GROUPED, "clients": 14, "clusters": 14}, {}, "accuracy_group_1", "14 planted groups; at most 12"),
+        ({"name": "label_skew", "clients": 6}, {}, "accuracy_group_0", "no client is in group 0; no planted"),
+        # Clients that drift form a new group.
+        (GROUPED, {"events": [DRIFT]}, "accuracy_group_2", ""),
+        # A point of the grid with too many groups does not concern the others.
+        (GROUPED, {"grid": {"n": {"few": {}, "many": {"partition.clusters": 14}}}}, "accuracy_group_1", ""),
+    ],
+)
+@pytest.mark.parametrize("named", ["claim", "column"])
+def test_groups_that_no_run_has_are_refused(
+    tmp_path: Path, partition: Any, more: dict[str, Any], column: str, answer: str, named: str
+) -> None:
+    values = {
+        **SMALL,
+        "settings": {"rounds": 2, "partition": partition, "events": more.get("events", [])},
+        "grid": more.get("grid", {}),
+        "expected": [],
+        "claims": [f"FedAvg.{column} > 0"] if named == "claim" else [],
+        "report": {"columns": ["accuracy_mean", *([column] if named == "column" else [])]},
+    }
+    if "grid" in more:
+        values["settings"]["partition"] = {**partition, "clients": 14}
+
+    def check() -> None:
+        check_groups(prepare(take(values, tmp_path)))
+
+    if not answer:
+        return check()
+    with pytest.raises(ConfigError, match=answer) as raised:
+        check()
+    assert str(raised.value).startswith("claims: 'FedAvg." if named == "claim" else "report.columns: ")
+
+
 def test_a_run_that_finished_where_this_machine_does_not_look_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,7 +571,8 @@ def test_a_claim_of_which_a_seed_failed_is_undecided(done: Any) -> None:
     found = judge(prepare(take({**SMALL, "claims": [claim], "expected": []}, study.folder)), results)
     assert found[0].why == "1 of 2 runs of FedAvg failed"
     missing = Results(study.results.study, [lost, *others], study.results.columns, {})
-    assert missing.unfinished(first.method, first.point) == "1 of 2 runs of FedAvg is not finished"
+    said = missing.unfinished(first.method, first.point, first.point)
+    assert said == "1 of 2 runs of FedAvg, lr 0.05 is not finished"
     assert found[1].why != found[0].why  # at the other point nothing is lost
 
 

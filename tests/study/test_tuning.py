@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from contextlib import nullcontext
@@ -17,6 +18,7 @@ from rayfl.errors import ConfigError
 from rayfl.rundir import RunDirectory
 from rayfl.runtime import trials
 from rayfl.study import Study, execute, prepare, tables, take
+from rayfl.study.file import Tune
 from rayfl.study.preparation import as_chosen
 from rayfl.study.running import Allocation, directory_of
 from rayfl.study.searching import most_runs
@@ -72,7 +74,8 @@ def test_the_best_on_validation_samples_is_taken(tmp_path: Path) -> None:
     # Clients of the study's own runs keep all their samples.
     assert {run.config.partition.validation for run in study.results.runs} == {0.0}
     assert f"lr {best:g}" in study.results.runs[0].title
-    chosen = tables.choice_table(study.tuned, "accuracy_mean")
+    assert study.results.study.tune is not None
+    chosen = tables.choice_table(study.tuned, study.results.study.tune)
     assert chosen is not None
     assert chosen.header == ("method", "training.lr", "mean accuracy (%), on validation samples")
     assert chosen.rows == (("FedAvg", f"{best:g}", f"{max(scores):.2f}"),)
@@ -153,6 +156,33 @@ def test_each_point_of_the_grid_may_choose_for_itself(tmp_path: Path) -> None:
     assert len(study.tuned) == 4
     chosen = [each for each in study.tuned if each["chosen"]]
     assert [each["at"] for each in chosen] == [{"training.epochs": "1"}, {"training.epochs": "2"}]
+
+
+def trial(method: str, value: float, score: float, chosen: bool = True, **at: str) -> dict[str, Any]:
+    settings = {"training.lr": value}
+    return {"method": method, "at": at, "settings": settings, "score": score, "chosen": chosen}
+
+
+def test_the_table_of_choices_has_the_score_by_which_was_chosen() -> None:
+    tune = Tune.model_validate({"training.lr": [0.1, 0.3], "seeds": [100, 101]})
+    tried = [
+        *(trial("A", 0.1, score, n=n) for n, score in (("6", 60.0), ("8", 70.0))),
+        *(trial("A", 0.3, score, False, n=n) for n, score in (("6", 20.0), ("8", 80.0))),
+    ]
+    table = tables.choice_table(tried, tune)
+    assert table is not None
+    assert table.rows == (("A", "0.1", "65.00"),)
+    assert "by the mean over 2 seeds and the mean over all points of the grid" in table.caption
+    each = [{**one, "chosen": one["score"] in (60.0, 80.0)} for one in reversed(tried)]
+    by_point = tables.choice_table(each, tune.model_copy(update={"per": "point"}))
+    assert by_point is not None
+    assert by_point.header[:3] == ("method", "n", "training.lr")
+    assert by_point.rows == (("A", "8", "0.3", "80.00"), ("A", "6", "0.1", "60.00"))
+    drawn = [trial("A", 0.0234112359, score) for score in (40.0, 50.0, -math.inf)]  # the same, several times
+    table = tables.choice_table(drawn, tune)
+    assert table is not None
+    assert table.rows == (("A", "0.02341", "50.00"),)
+    assert tables.choice_table([trial("A", 0.1, -math.inf, False)], tune) is None
 
 
 @pytest.mark.ray
