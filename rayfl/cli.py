@@ -271,11 +271,12 @@ def study(
         what, remedy = "the study has no claims to check", "add claims, or expected figures with a tolerance"
         raise ConfigError("--check", what, remedy)
     if dry_run:
+        _say(prepared.study.extent)
         _show_estimate(prepared, jobs, archive)
         return
     folder = out_folder or folder_of(prepared.study)
     check_folder(folder, prepared.study)
-    _say(prepared.study.title or prepared.study.name)
+    _say(f"{prepared.study.title or prepared.study.name}: {prepared.study.extent}")
     with StudyDisplay(out) as display:
         outcome = execute(prepared, folder, inline, jobs, display.watch, archive)
     if outcome.stopped and not outcome.results.runs:

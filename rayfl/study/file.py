@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from rayfl.config.text import NOT_YAML, as_value, parse, problem_of
 from rayfl.errors import ConfigError, nearest, type_of
 from rayfl.settings import Section
 from rayfl.study.claims import parse as parse_claim
+from rayfl.units import counted
 
 Value = str | int | float | bool | None
 Settings = dict[str, Any]
@@ -363,6 +365,14 @@ class StudyFile(Section):
         )
 
     @property
+    def extent(self) -> str:
+        """What is combined: ``4 methods x 3 points of the grid x 5 seeds (0-4)``."""
+        n_points = math.prod(map(len, self.axes.values()))
+        points = [f"{counted(n_points, 'point')} of the grid"] if self.grid else []
+        seeds = f"{counted(len(self.seeds), 'seed')} ({_ranges(self.seeds)})"
+        return " x ".join([counted(len(self.methods), "method"), *points, seeds])
+
+    @property
     def chosen(self) -> tuple[str, ...]:
         """What was asked for beyond the file: a size, methods, seeds, settings; for the folder of results."""
         return self._chosen
@@ -533,6 +543,17 @@ def seeds_of(value: Any) -> tuple[int, ...]:
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= 2**63:
         raise ValueError("expected one or more different seeds from 0 to 2^63 - 1")
     return tuple(seeds)
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """Seeds as :func:`seeds_of` reads them: ``0-4, 7``."""
+    ranges: list[list[int]] = []
+    for seed in sorted(seeds):
+        if ranges and seed == ranges[-1][-1] + 1:
+            ranges[-1].append(seed)
+        else:
+            ranges.append([seed])
+    return ", ".join(f"{each[0]}-{each[-1]}" if len(each) > 1 else str(each[0]) for each in ranges)
 
 
 def read(

@@ -69,13 +69,14 @@ def test_an_interrupt_ends_an_estimate(
 def test_a_study_is_estimated_run_and_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run", "--jobs", "1")
     assert code == 0
+    assert out.splitlines()[0] == "2 methods x 2 seeds (0-1)"
     assert "4 runs: 0 finished, 0 to resume, 4 new; 4 rounds" in out
     assert "a round of each method was timed" in out
     assert not (folder / "runs").exists()
 
     code, out, _ = rayfl(capsys, "study", "typed.yaml", "--inline", "--check")
     assert code == 0
-    assert "runs: 4 to do" in out
+    assert out.startswith("typed: 2 methods x 2 seeds (0-1)\n  runs: 4 to do")
     assert "4/4  SOLO, seed 1: accuracy" in out
     assert "holds      FedAvg.bytes_up > SOLO.bytes_up: " in out
     assert "results: studies/typed/" in out

@@ -130,6 +130,14 @@ def test_seeds_as_people_write_them(given: Any, seeds: tuple[int, ...]) -> None:
     assert seeds_of(given) == seeds
 
 
+@pytest.mark.parametrize(
+    ("seeds", "expected"),
+    [(3, "1 seed (3)"), ("0-4,7", "6 seeds (0-4, 7)"), ([9, 2, 8], "3 seeds (2, 8-9)")],
+)
+def test_a_study_says_how_much_it_combines(tmp_path: Path, seeds: Any, expected: str) -> None:
+    assert take(changed(seeds=seeds), tmp_path).extent == f"3 methods x 2 points of the grid x {expected}"
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     (changed(name=...), "name: missing"),
     (changed(name="a/b"), "name: 'a/b' cannot be the name of a folder; expected at most 80"),
