@@ -77,6 +77,7 @@ def run_trials(
     folder: Path,
     lost: Callable[[int], None] = lambda place: None,
     ended: Callable[[int], None] = lambda place: None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Call ``work(item)`` for every item, each in a trial.
 
@@ -90,13 +91,14 @@ def run_trials(
         lost: called with the index of an item whose process or node died and which is restarted.
         ended: called with the index of an item as soon as its work is done, while others go on; it must not
             raise.
+        stopping: returns whether the trials have been asked to stop.
 
     Yields:
         The index of each item, and the result of its work or ``{"error": ...}``; when all have ended, in the
         order of the items.
     """
     begin = partial(_trial, work=work, items=ray.put(list(items)), surroundings=Surroundings.here(folder))
-    with _tune_folder() as store:
+    with _tune_folder(stopping) as store:
         results = tune.Tuner(
             tune.with_resources(begin, _resources(room)),
             param_space={"place": tune.grid_search(list(range(len(items))))},
@@ -115,7 +117,11 @@ def run_trials(
 
 
 def search(
-    work: Callable[[Any], Mapping[str, Any]], how: Search, room: Room, folder: Path
+    work: Callable[[Any], Mapping[str, Any]],
+    how: Search,
+    room: Room,
+    folder: Path,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
     """Let Tune propose points, and call ``work((point, report))`` for each.
 
@@ -125,6 +131,7 @@ def search(
         how: the space and the search algorithm.
         room: the resources of a trial.
         folder: the user's working folder.
+        stopping: returns whether the trials have been asked to stop.
 
     Returns:
         Every point that was tried, and what its work returned.
@@ -147,7 +154,7 @@ def search(
         searcher = BasicVariantGenerator(random_state=how.seed, max_concurrent=room.jobs or 0)
     scheduler = ASHAScheduler(max_t=how.rounds, grace_period=min(3, how.rounds)) if how.asha else None
     begin = partial(_search_trial, work=work, surroundings=Surroundings.here(folder))
-    with _tune_folder() as store:
+    with _tune_folder(stopping) as store:
         results = tune.Tuner(
             tune.with_resources(begin, _resources(room)),
             param_space=space,
@@ -250,7 +257,7 @@ def _run_config(store: str, listener: _Listener) -> Any:
 
 
 @contextlib.contextmanager
-def _tune_folder() -> Iterator[str]:
+def _tune_folder(stopping: Callable[[], bool]) -> Iterator[str]:
     """A folder for Tune's own files, which are not needed later: runs are found by their hashes."""
     environment = dict(os.environ)
     os.environ.update(_QUIET_VARIABLES)
@@ -259,7 +266,7 @@ def _tune_folder() -> Iterator[str]:
     log.setLevel(logging.CRITICAL)  # the caller reports a trial that dies, in one line
     store = tempfile.mkdtemp(prefix="rayfl-trials-")
     ended = threading.Event()
-    threading.Thread(target=_watch_node, args=(ended,), name="rayfl-node", daemon=True).start()
+    threading.Thread(target=_watch_node, args=(ended, stopping), name="rayfl-node", daemon=True).start()
     try:
         yield store
     finally:
@@ -270,18 +277,26 @@ def _tune_folder() -> Iterator[str]:
         shutil.rmtree(store, ignore_errors=True)
 
 
-def _watch_node(ended: threading.Event) -> None:
-    """Print one line if this node's Ray has died: Ray then ends this process without a message."""
+def _watch_node(ended: threading.Event, stopping: Callable[[], bool]) -> None:
+    """Print one line if this node's Ray has died: Ray then ends this process without a message.
+
+    A signal to a whole group of processes, as by ``timeout``, ends Ray and asks the trials to stop. Then it
+    is no error.
+    """
     node_id = ray.get_runtime_context().get_node_id()
     node = next(node for node in ray.nodes() if node["NodeID"] == node_id)
     address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     while reachable(address):
         if ended.wait(_NODE_CHECK):
             return
-    what = "this node's Ray has ended; complete rounds are kept, and the same command goes on with them"
-    print(f"error: {what}", file=sys.stderr, flush=True)
-    if not ended.wait(_PATIENCE):
-        os._exit(1)  # what waits for Ray would wait for ever
+    asked = stopping()
+    what, then = (
+        "this node's Ray has ended",
+        "complete rounds are kept, and the same command goes on with them",
+    )
+    print(f"{'stopped' if asked else 'error'}: {what}; {then}", file=sys.stderr, flush=True)
+    if not ended.wait(_NODE_CHECK if asked else _PATIENCE):
+        os._exit(130 if asked else 1)  # what waits for Ray would wait for ever
 
 
 _NODE_CHECK, _PATIENCE = 2.0, 60.0

@@ -238,6 +238,7 @@ def on_ray(
     allocation: Allocation,
     lost: Callable[[str], None] = lambda key: None,
     ended: Callable[[str], None] = lambda key: None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Job, Outcome]]:
     """Parallel runs, each a trial of Ray Tune; Ray is connected already.
 
@@ -246,6 +247,7 @@ def on_ray(
         allocation: how many run in parallel.
         lost: called with the key of a run whose process died; another process continues it.
         ended: called with the key of a run as soon as it has ended; it must not raise.
+        stopping: returns whether the runs have been asked to stop.
 
     Yields:
         Each run with its outcome, when all have ended.
@@ -260,6 +262,7 @@ def on_ray(
         Path.cwd(),
         lambda place: lost(jobs[place].key),
         lambda place: ended(jobs[place].key),
+        stopping,
     ):
         if set(outcome) == {"error"}:
             yield jobs[place], Outcome("failed", "", str(outcome["error"]))
@@ -281,6 +284,8 @@ def interruptible(stop: Callable[[], None]) -> Iterator[None]:
             raise KeyboardInterrupt
         asked = True
         stop()
+        # Not print, which fails if the signal interrupts it; and now, since Ray may end this process.
+        os.write(2, b"stopping: runs write a checkpoint, and the same command resumes the study\n")
 
     old_handlers = {
         each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -149,7 +149,7 @@ def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> 
     )
     room = trials.Room(gpus=allocation.gpus, actors=allocation.actors, jobs=allocation.jobs)
     tried = []
-    for settings, report in trials.search(work, how, room, Path.cwd()):
+    for settings, report in trials.search(work, how, room, Path.cwd(), stop.exists):
         state = report.get("state") or ("failed" if "error" in report else "ended early")
         tried.append({"settings": settings, "score": float(report.get(metric, -math.inf)), "state": state})
     return SearchOutcome(label, tuple(tried))

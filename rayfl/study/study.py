@@ -124,6 +124,7 @@ class Runner:
                         allocation,
                         lambda key: self.watch.lost(by_key[key]),
                         lambda key: self._archive_run(by_key[key]),
+                        stop.path.exists,
                     )
                     self._record_outcomes(outcomes, by_key)
 

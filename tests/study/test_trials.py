@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from rayfl.runtime import trials
 from rayfl.runtime.trials import Room, run_trials
 from rayfl.study import execute, prepare, take
 from rayfl.study.outcome import Study
@@ -128,6 +130,50 @@ def test_the_loss_of_a_node_in_mid_study_loses_no_run_and_changes_none(tmp_path:
     assert found["failed"] == {}
     assert found["ended"] == ["finished"] * 4
     assert found["hashes"] == hashes(study(tmp_path / "inline", True))
+
+
+@pytest.mark.parametrize(("asked", "word", "code"), [(True, "stopped", 130), (False, "error", 1)])
+def test_a_node_that_ends_while_the_trials_stop_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: bool, word: str, code: int
+) -> None:
+    node = {"NodeID": "n", "NodeManagerAddress": "127.0.0.1", "NodeManagerPort": 1}
+    context = SimpleNamespace(get_node_id=lambda: "n")
+    fake = SimpleNamespace(get_runtime_context=lambda: context, nodes=lambda: [node])
+    codes: list[int] = []
+    monkeypatch.setattr(trials, "ray", fake)
+    monkeypatch.setattr(trials, "reachable", lambda address: False)
+    monkeypatch.setattr(trials, "_NODE_CHECK", 0.01)
+    monkeypatch.setattr(trials, "_PATIENCE", 0.01)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    trials._watch_node(threading.Event(), lambda: asked)
+    assert codes == [code]
+    assert capsys.readouterr().err.startswith(f"{word}: this node's Ray has ended; complete rounds are kept")
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_whole_group_loses_no_round(tmp_path: Path) -> None:
+    """As by ``timeout``: Ray gets the signal, too, and may end this process before its runs have stopped."""
+    values = {**RUNS, "settings": {**RUNS["settings"], "rounds": 400}, "claims": []}
+    (tmp_path / "s.yaml").write_text(json.dumps(values))
+    command = [sys.executable, "-m", "rayfl", "study", "s.yaml"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **pipes) as first:  # type: ignore[call-overload]
+        try:
+            while not any((tmp_path / "runs").glob("*/rounds.csv")) and first.poll() is None:
+                time.sleep(0.2)
+            os.killpg(first.pid, signal.SIGTERM)
+            _, err = first.communicate(timeout=280)
+        finally:
+            first.kill()
+    assert first.returncode in (1, 130), err  # 1: Ray ended it
+    assert err.startswith("stopping: runs write a checkpoint, and the same command resumes the study\n")
+    again = subprocess.run([*command, "--inline"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert again.returncode == 0, again.stderr
+    whole = study(tmp_path / "whole", True, settings=values["settings"])
+    for run in whole.results.runs:
+        kept = tmp_path / "runs" / directory_of(run).name / "summary.json"
+        summary = json.loads((directory_of(run) / "summary.json").read_text())
+        assert json.loads(kept.read_text())["models_sha256"] == summary["models_sha256"]
 
 
 @pytest.mark.slow

@@ -210,7 +210,7 @@ def test_a_stopped_search_does_not_begin_the_next_method(
 ) -> None:
     searched: list[str] = []
 
-    def stopped(work: Any, how: Any, room: Any, folder: Path) -> list[Any]:
+    def stopped(work: Any, how: Any, room: Any, folder: Path, stopping: Any) -> list[Any]:
         searched.append(work.method)
         Path(work.stop).touch()  # as Ctrl-C does
         return [({"training.lr": 0.1}, {"state": "stopped"})]
@@ -275,7 +275,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The methods whose settings are searched; each search prefers other settings, as ASHA's timing may."""
     found: list[str] = []
 
-    def drawn(work: Any, how: Any, room: Any, folder: Path) -> list[Any]:
+    def drawn(work: Any, how: Any, room: Any, folder: Path, stopping: Any) -> list[Any]:
         found.append(work.method)
         lr = 0.1 + 0.1 * len(found)
         early = ({"training.lr": 0.05}, {"validation_accuracy_mean": 99.0, "done": 0})
