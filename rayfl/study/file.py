@@ -387,6 +387,16 @@ class StudyFile(Section):
         """All methods, also those that are not run now: the clients' data depend on all of them."""
         return {**self.methods, **self._other_methods}
 
+    def values_of(self, point: Mapping[str, str]) -> dict[str, str | float]:
+        """A point of the grid for tables: numbers as numbers, everything else as text."""
+        values: dict[str, str | float] = dict(point)
+        for axis, name in point.items():
+            listed = self.grid[axis] if isinstance(self.grid[axis], list) else ()
+            for value in listed:
+                if isinstance(value, int | float) and not isinstance(value, bool) and shown(value) == name:
+                    values[axis] = value
+        return values
+
     @property
     def axes(self) -> dict[str, dict[str, Settings]]:
         """The grid: for each axis its points by name, with the settings of each."""

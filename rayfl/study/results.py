@@ -362,7 +362,7 @@ class Results:
             rows.append(
                 {
                     "method": run.method,
-                    **run.point,
+                    **self.study.values_of(run.point),
                     "seed": run.seed,
                     "state": state,
                     **{name: value for name, value in settings.items() if name not in run.point},

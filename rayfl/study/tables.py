@@ -350,7 +350,7 @@ def tidy(results: Results) -> pd.DataFrame:
             rows.append(
                 {
                     "method": label,
-                    **point,
+                    **results.study.values_of(point),
                     "column": column,
                     "mean": interval.mean,
                     "low": interval.low if interval.bounded else None,

@@ -199,7 +199,7 @@ def test_a_study_that_is_lost_leaves_the_runs_that_had_ended(
 ) -> None:
     """Beside each other runs are kept as each ends, not when all have."""
 
-    def lost(jobs: Any, allocation: Any, lost: Any, ended: Any) -> Iterator[Any]:
+    def lost(jobs: Any, allocation: Any, lost: Any, ended: Any, stopping: Any) -> Iterator[Any]:
         assert [outcome.state for _, outcome in run_inline(jobs[:1], lambda *event: None)] == ["finished"]
         ended(jobs[0].key)
         raise RuntimeError("the machine is gone")

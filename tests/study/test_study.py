@@ -106,10 +106,8 @@ def test_numbers_are_those_of_the_runs(done: Any) -> None:
     reached = np.flatnonzero(rounds["accuracy_mean"] >= 20)
     assert row["rounds_to_20"] == reached[0] + 1 if len(reached) else np.isnan(row["rounds_to_20"])
     table = study.table
-    cell = table[
-        (table.method == "SOLO") & (table["training.lr"] == "0.2") & (table.column == "accuracy_mean")
-    ]
-    values = study.runs.query("method == 'SOLO' and `training.lr` == '0.2'")["accuracy_mean"]
+    cell = table[(table.method == "SOLO") & (table["training.lr"] == 0.2) & (table.column == "accuracy_mean")]
+    values = study.runs.query("method == 'SOLO' and `training.lr` == 0.2")["accuracy_mean"]
     expected = mean_interval(values)
     assert cell[["mean", "low", "high", "seeds"]].iloc[0].tolist() == [
         expected.mean,
@@ -187,7 +185,7 @@ def test_the_page_has_the_numbers_of_all_points(done: Any) -> None:
     (chart,) = next(section.charts for section in shown.sections if section.title == "Over rounds")
     assert [choice.label for choice in chart.selectors[0].choices] == ["lr 0.05", "lr 0.2"]
     source = chart.option["dataset"][1]["source"]  # of the second method
-    runs = study.runs.query("method == 'SOLO' and `training.lr` == '0.2'")
+    runs = study.runs.query("method == 'SOLO' and `training.lr` == 0.2")
     means = [pd.read_csv(Path(path) / "rounds.csv")["accuracy_mean"] for path in runs["path"]]
     assert source["accuracy_mean @1"] == pytest.approx(np.mean(means, axis=0), abs=0.01)
     assert source["round @0"] == [1, 2]
@@ -224,7 +222,7 @@ def test_figures_for_notebooks(done: Any) -> None:
     figure = study.plot.accuracy({"training.lr": "0.2"})
     assert all(tick == int(tick) for tick in figure.axes[0].get_xticks())  # rounds
     lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
-    runs = study.runs.query("method == 'SOLO' and `training.lr` == '0.2'")
+    runs = study.runs.query("method == 'SOLO' and `training.lr` == 0.2")
     means = [pd.read_csv(Path(path) / "rounds.csv")["accuracy_mean"] for path in runs["path"]]
     assert lines["SOLO"] == pytest.approx(np.mean(means, axis=0))
     short = study.plot.accuracy({"lr": 0.2})  # as in claims
@@ -237,7 +235,7 @@ def test_figures_for_notebooks(done: Any) -> None:
 
 def test_a_study_gives_its_runs_and_their_models(done: Any) -> None:
     study, _ = done
-    runs = study.runs.query("method == 'SOLO' and `training.lr` == '0.2' and seed == 1")
+    runs = study.runs.query("method == 'SOLO' and `training.lr` == 0.2 and seed == 1")
     result = study.result("SOLO", seed=1, at={"lr": 0.2})
     assert str(result.path) == runs["path"].item()
     assert study.result("FedAvg").config.seed == 0
@@ -556,7 +554,7 @@ def test_a_claim_that_fixes_the_point_of_one_method_is_judged_at_all_points_of_t
     prepared = prepare(take({**SMALL, "claims": [claim], "expected": []}, study.folder))
     found = judge(prepared, study.results)
     by_place = study.runs.groupby(["method", "training.lr"])["accuracy_mean"].mean()
-    means = [by_place["SOLO", "0.2"] - by_place["FedAvg", lr] for lr in ("0.05", "0.2")]
+    means = [by_place["SOLO", 0.2] - by_place["FedAvg", lr] for lr in (0.05, 0.2)]
     assert [each.interval.mean for each in found] == pytest.approx(means)
 
 
