@@ -68,7 +68,7 @@ def explain(
         return ConfigError(dotted, f"no {kind} named {name!r}{others}", nearest(name, place.choices))
     if kind in ("value_error", "assertion_error"):
         return ConfigError(dotted or "config", _sentence(first["msg"]) + others)
-    if kind == "too_short" and not value:
+    if kind == "too_short" and value == {}:  # a list says what its items are
         return ConfigError(dotted, f"is empty{others}", "expected at least one entry")
     what = "missing" if kind == "missing" else shown(value)
     expected = (
