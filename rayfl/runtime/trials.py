@@ -290,11 +290,8 @@ def _watch_node(ended: threading.Event, stopping: Callable[[], bool]) -> None:
         if ended.wait(_NODE_CHECK):
             return
     asked = stopping()
-    what, then = (
-        "this node's Ray has ended",
-        "complete rounds are kept, and the same command goes on with them",
-    )
-    print(f"{'stopped' if asked else 'error'}: {what}; {then}", file=sys.stderr, flush=True)
+    what = "this node's Ray has ended; complete rounds are kept, and the same command goes on with them"
+    print(f"{'stopped' if asked else 'error'}: {what}", file=sys.stderr, flush=True)
     if not ended.wait(_NODE_CHECK if asked else _PATIENCE):
         os._exit(130 if asked else 1)  # what waits for Ray would wait for ever
 

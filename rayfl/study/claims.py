@@ -35,8 +35,8 @@ Values = Callable[[str, Point, str], Mapping[int, float]]
 """Returns by seed the numbers of a method, at a point of the grid, in a column."""
 
 Reason = Callable[[str, Point, Point], str]
-"""Returns which runs of a method are not finished at a point of the grid, of which the text names the part in
-the last argument; empty if all are finished.
+"""Takes a method, a point of the grid, and the part of that point that the text should name. Returns which
+runs of the method are not finished there; empty if all are.
 """
 
 

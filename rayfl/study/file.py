@@ -274,7 +274,7 @@ class StudyFile(Section):
     claims: tuple[Claim, ...] = Field((), description="claims to check")
     sizes: dict[str, Size] = Field({}, description="other sizes by name, for --size")
     _other_methods: dict[str, Settings] = PrivateAttr(default_factory=dict)
-    _chosen: tuple[str, ...] = PrivateAttr(())
+    _part: tuple[str, ...] = PrivateAttr(())
     _source: Path | None = PrivateAttr(None)
 
     @field_validator("seeds", mode="before")
@@ -373,9 +373,9 @@ class StudyFile(Section):
         return " x ".join([counted(len(self.methods), "method"), *points, seeds])
 
     @property
-    def chosen(self) -> tuple[str, ...]:
-        """What was asked for beyond the file: a size, methods, seeds, settings; for the folder of results."""
-        return self._chosen
+    def part(self) -> tuple[str, ...]:
+        """The size, methods, seeds and settings that were asked for; they name the folder of results."""
+        return self._part
 
     @property
     def source(self) -> Path | None:
@@ -631,7 +631,7 @@ def take(
     base, plugins = _located(study.base, folder), tuple(_located(each, folder) for each in study.plugins)
     merged = {**study.settings, **changes}
     study = study.model_copy(update={**seed_update, "settings": merged, "base": base, "plugins": plugins})
-    study._chosen = tuple(filter(None, [size, *only, f"seeds{seeds}" if seeds else "", *settings]))
+    study._part = tuple(filter(None, [size, *only, f"seeds{seeds}" if seeds else "", *settings]))
     return study
 
 

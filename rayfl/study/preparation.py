@@ -161,7 +161,7 @@ def check_groups(prepared: Prepared) -> None:
 
 @contextmanager
 def _of_run(run: PlannedRun) -> Iterator[None]:
-    """Names the run in an error."""
+    """Context manager: name the run in errors."""
     try:
         yield
     except ConfigError as error:

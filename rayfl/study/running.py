@@ -284,8 +284,10 @@ def interruptible(stop: Callable[[], None]) -> Iterator[None]:
             raise KeyboardInterrupt
         asked = True
         stop()
-        # Not print, which fails if the signal interrupts it; and now, since Ray may end this process.
-        os.write(2, b"stopping: runs write a checkpoint, and the same command resumes the study\n")
+        # Not print, which fails if the signal interrupts it; and now, since Ray may end this process. After
+        # SIGHUP the terminal may be gone.
+        with contextlib.suppress(OSError):
+            os.write(2, b"stopping: runs write a checkpoint, and the same command resumes the study\n")
 
     old_handlers = {
         each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

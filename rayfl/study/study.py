@@ -217,7 +217,7 @@ def folder_of(study: StudyFile) -> Path:
     A part of a study, or the study with other seeds or settings, has its own folder, so that it never
     replaces the results of the whole: ``studies/figure_6-smoke-seeds0-rounds=5``.
     """
-    name = re.sub(r"[^\w.,=+-]+", "_", "-".join([study.name, *study.chosen]))
+    name = re.sub(r"[^\w.,=+-]+", "_", "-".join([study.name, *study.part]))
     if len(name) > _LONGEST_FOLDER:
         digest = hashlib.sha256(name.encode()).hexdigest()[:8]
         name = f"{name[: _LONGEST_FOLDER - 9]}-{digest}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from rayfl.study import progress
-from rayfl.study.running import Allocation, stop_file
+from rayfl.study.running import Allocation, interruptible, stop_file
 
 
 class Runs:
@@ -91,6 +94,19 @@ def test_a_closed_output_stops_the_stage(
     with stop_file(tmp_path) as later:
         watch.stoppable(later.ask)
         assert later.path.exists()  # no further stage runs
+
+
+def test_a_signal_stops_a_study_whose_terminal_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After SIGHUP nothing can be written to it."""
+
+    def gone(descriptor: int, text: bytes) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    asked: list[bool] = []
+    monkeypatch.setattr(os, "write", gone)
+    with interruptible(lambda: asked.append(True)):
+        signal.raise_signal(signal.SIGHUP)
+    assert asked == [True]
 
 
 def test_where_runs_take_long_lines_tell_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
