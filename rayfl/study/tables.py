@@ -143,8 +143,9 @@ def _caption(results: Results) -> str:
         )
     ]
     some = next((k for k in counts if 0 < k < n), 0)
+    have = "has" if some == 1 else "have"
     lacking = (
-        f" ({some} of {n}): only {some} of the {n} seeds have the number; the mean is over these."
+        f" ({some} of {n}): only {some} of the {n} seeds {have} the number; the mean is over these."
         * bool(some)
     )
     return f"Mean over {n} seeds ± half of its 95 % interval (Student's t).{few}{lacking}{mixed}"
