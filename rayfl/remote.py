@@ -24,7 +24,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import threading
 import time
 import uuid
@@ -34,9 +33,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, quote
 
-import psutil
-
 from rayfl.errors import DiskError, Held, not_a_run
+from rayfl.machine import machine_id, process_start
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "file")
 """Schemes of URLs of object storage, and of file systems without locks."""
@@ -56,6 +54,9 @@ _DEAD_AFTER = 60.0
 
 _CHECK_INTERVAL = 1.0
 """Seconds between two checks of the leases of others."""
+
+_ATTEMPTS = 5
+"""How many times an object is read, if what was read is not JSON: it may have been cut."""
 
 _own_leases: set[str] = set()
 """The leases that this process holds; not those that it has given up but could not remove."""
@@ -419,25 +420,28 @@ class Remote:
             with contextlib.suppress(DiskError), self._storage_errors():
                 self._remove(lease)
 
-    def _write_lease(self, lease: str, folder: Path) -> None:
-        """Write a lease: its process, and the status of the run."""
+    def _write_lease(self, lease: str, folder: Path) -> bool:
+        """Write a lease: its process, and the status of the run; return whether that is from this process."""
         record: dict[str, Any] = {
-            "machine": _machine_id(),
+            "machine": machine_id(),
             "pid": os.getpid(),
-            "born": _process_start(os.getpid()),
+            "born": process_start(os.getpid()),
         }
         with contextlib.suppress(OSError, ValueError):
             record["status"] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         with self._storage_errors():
             self._write(io.BytesIO(json.dumps(record).encode()), lease)
+        status = record.get("status")
+        return isinstance(status, dict) and status.get("pid") == os.getpid()
 
     def _keep_lease(self, lease: str, folder: Path, end: threading.Event) -> None:
         """Keep writing a lease until the end, unless another process has removed it."""
-        while not end.wait(_LEASE_INTERVAL):
+        has_status = False
+        while not end.wait(_LEASE_INTERVAL if has_status else min(_LEASE_INTERVAL, _CHECK_INTERVAL)):
             with contextlib.suppress(DiskError):  # it may answer again
                 if lease not in self._entries(_LEASE):
                     return
-                self._write_lease(lease, folder)
+                has_status = self._write_lease(lease, folder)
 
     def _outlast_others(self, mine: str, say: Callable[[str], None]) -> None:
         """Wait until all other processes are known to be dead; on this machine that is known immediately.
@@ -454,9 +458,13 @@ class Remote:
                 raise Held(f"{self}: another process wants to start this run; repeat the command")
             for name, written in list(others.items()):
                 record = self._read_json(name)
-                holder = f"process {record.get('pid')} on {str(record.get('machine')).partition('/')[0]}"
-                same_machine = record.get("machine") == _machine_id()
-                alive = same_machine and _process_start(record.get("pid")) == record.get("born")
+                holder = (
+                    f"process {record.get('pid')} on {str(record.get('machine')).partition('/')[0]}"
+                    if record
+                    else "another process"
+                )
+                same_machine = record.get("machine") == machine_id()
+                alive = same_machine and process_start(record.get("pid")) == record.get("born")
                 alive &= record.get("pid") != os.getpid() or name in _own_leases
                 if alive or first_seen.get(name, written) != written:
                     raise Held(f"{self}: {holder} is running this run; wait for it or stop it")
@@ -479,13 +487,36 @@ class Remote:
             time.sleep(_CHECK_INTERVAL)
 
     def _read_json(self, name: str) -> dict[str, Any]:
-        """The contents of a small JSON object; empty if it does not exist or is not a mapping."""
-        with contextlib.suppress(DiskError, ValueError), self._storage_errors():
-            system, path = self._location
-            with system.open_input_stream(f"{path}/{name}") as file:
-                content = json.loads(file.read())
-            return content if isinstance(content, dict) else {}
+        """The contents of a small JSON object; empty if it does not exist or is not a mapping.
+
+        Raises:
+            DiskError: if the storage does not answer.
+        """
+        for _ in range(_ATTEMPTS):
+            text = self._read(name)
+            if text is None:
+                break
+            with contextlib.suppress(ValueError):
+                content = json.loads(text)
+                return content if isinstance(content, dict) else {}
         return {}
+
+    def _read(self, name: str) -> bytes | None:
+        """The contents of an object; None if it does not exist.
+
+        pyarrow asks for the size first: an object that is replaced by a longer one at this moment is cut.
+
+        Raises:
+            DiskError: if the storage does not answer.
+        """
+        system, path = self._location
+        with (
+            self._storage_errors(),
+            contextlib.suppress(FileNotFoundError),
+            system.open_input_stream(f"{path}/{name}") as file,
+        ):
+            return bytes(file.read())
+        return None
 
     def glance(self, folder: Path) -> None:
         """Fetch the files that ``rayfl runs`` and ``rayfl top`` read: the run's config and status.
@@ -497,9 +528,10 @@ class Remote:
         status = None
         for lease in sorted(leases, key=lambda name: leases[name][1]):
             status = self._read_json(lease).get("status") or status
-        if status is not None:
+        file_names = ["config.yaml", *(() if status else ("summary.json", "rounds.csv"))]
+        status = status or self._read_json("status.json")
+        if status:
             (folder / "status.json").write_text(json.dumps(status), encoding="utf-8")
-        file_names = ["config.yaml", *(() if status else ("status.json", "summary.json", "rounds.csv"))]
         from pyarrow import fs
 
         with self._storage_errors():
@@ -516,21 +548,6 @@ class Remote:
         for name in sorted(self.files(), key=_write_order, reverse=True):
             with self._storage_errors():
                 self._remove(name)
-
-
-def _machine_id() -> str:
-    """An id of this machine until its next boot, and of this container: the scope of process ids."""
-    boot, space = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
-    booted = boot.read_text().strip() if boot.is_file() else f"{psutil.boot_time():.0f}"
-    return f"{socket.gethostname()}/{booted}/{os.readlink(space) if os.path.islink(space) else ''}"
-
-
-def _process_start(pid: object) -> float | None:
-    """When a process started; None if no process has this id."""
-    try:
-        return float(psutil.Process(pid).create_time()) if isinstance(pid, int) else None
-    except psutil.Error:
-        return None
 
 
 _WRITTEN_LAST = ("manifest.json", "summary.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import io
 import json
 import os
 import shutil
@@ -24,8 +25,10 @@ import rayfl
 from rayfl import cli, remote
 from rayfl.errors import ConfigError, DiskError, Held, RayflError
 from rayfl.events import CheckpointSaved, Note, RunEvent
+from rayfl.machine import machine_id, process_start
 from rayfl.monitor import newest_running, runs_below, view
 from rayfl.monitor.looking import is_root
+from rayfl.monitor.status import Status
 from rayfl.remote import Remote, split, staging
 from rayfl.rundir import RunDirectory
 from rayfl.servers.checkpoint import Checkpoint
@@ -430,10 +433,10 @@ def test_a_second_process_gives_way(
     def again(event: RunEvent) -> None:
         if isinstance(event, CheckpointSaved) and not said:
             (name,) = (path.name for path in staging(root).glob("t-*"))
-            for machine in (remote._machine_id(), "elsewhere/1/2"):
+            for machine in (machine_id(), "elsewhere/1/2"):
                 with monkeypatch.context() as patch:
                     patch.setenv("RAYFL_STAGING", str(tmp_path / "other machine"))
-                    patch.setattr(remote, "_machine_id", lambda machine=machine: machine)
+                    patch.setattr(remote, "machine_id", lambda machine=machine: machine)
                     with pytest.raises(Held) as raised:
                         rayfl.resume(below(root, name))
                     said.append(str(raised.value))
@@ -453,7 +456,7 @@ def test_a_second_process_gives_way(
 def test_the_lease_of_a_dead_process_is_taken(root: str, tmp_path: Path) -> None:
     there, said = Remote(root, "dead"), list[str]()
     for name, says, lines in (
-        ("here", {"machine": remote._machine_id()}, 0),  # its process id is another's, or nobody's
+        ("here", {"machine": machine_id()}, 0),  # its process id is another's, or nobody's
         ("elsewhere", {}, 1),
     ):
         sign(there, name, **says)
@@ -461,6 +464,19 @@ def test_the_lease_of_a_dead_process_is_taken(root: str, tmp_path: Path) -> None
             assert [*there._entries(".lease")] == [(tmp_path / ".lease").read_text()]
         assert len(said) == lines
     assert "waiting to see whether process 7 on elsewhere still runs this run" in said[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has its start by the clock only")
+@pytest.mark.usefixtures("quick")
+def test_the_lease_of_a_live_process_stays_when_the_clock_is_adjusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With it moves the time of the boot, and with that the time at which psutil says a process started."""
+    there, parent = Remote(f"file://{tmp_path}/there", "live"), os.getppid()
+    sign(there, "other", machine=machine_id(), pid=parent, born=process_start(parent))
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: time.time() - 1)
+    with pytest.raises(Held, match=f"process {parent} on "), there.leased(tmp_path, print):
+        pass
 
 
 @pytest.mark.usefixtures("quick")
@@ -522,6 +538,68 @@ def test_a_run_is_watched_from_another_machine(settings: dict[str, Any], root: s
         newest_running(root)
     with pytest.raises(ConfigError, match="not a run directory"):
         view(f"{root}/nothing")
+
+
+class Cut:
+    """A storage in which the first reads of an object are cut, as if a longer one had replaced it."""
+
+    def __init__(self, system: Any, times: int, error: Exception | None = None) -> None:
+        self._system, self.times, self._error = system, times, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._system, name)
+
+    def open_input_stream(self, path: str) -> io.BytesIO:
+        with self._system.open_input_stream(path) as file:
+            contents = file.read()
+        if "/.lease/" in path and self.times:
+            self.times -= 1
+            if self._error is not None:
+                raise self._error
+            contents = contents[:-5]
+        return io.BytesIO(contents)
+
+
+def test_a_lease_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 is asked for the size first, so a longer status is cut: the run would seem to have stopped."""
+    there = Remote(f"file://{tmp_path}/there", "t-run")
+    (folder := tmp_path / "t-run").mkdir()
+    (folder / "config.yaml").write_text("rounds: 5\n")
+    there.publish(folder)
+    Status(run="t-run", state="running", updated=time.time()).write(folder)
+    there._write_lease(".lease/x", folder)
+    assert newest_running(there.root).status.run == "t-run"
+    system = Remote(there.root, "t-run")._location[0]
+    for times, found in ((2, ["t-run"]), (99, [])):
+        with monkeypatch.context() as patch:
+            cut = Cut(system, times)
+            patch.setattr(
+                Remote, "_location", property(lambda r, cut=cut: (cut, f"{tmp_path}/there/{r.name}"))
+            )
+            assert [run.status.run for run in runs_below(there.root) if run.status.active] == found
+    with monkeypatch.context() as patch:
+        cut = Cut(system, 1, OSError("busy"))
+        patch.setattr(Remote, "_location", property(lambda r: (cut, f"{tmp_path}/there/{r.name}")))
+        with pytest.raises(DiskError, match="busy"):
+            runs_below(there.root)
+
+
+def test_a_run_that_has_just_begun_is_seen_within_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when its lease is written again; a status of an earlier process does not count."""
+    monkeypatch.setattr(remote, "_CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr(remote, "_LEASE_INTERVAL", 1e6)
+    there = Remote(f"file://{tmp_path}/there", "t-run")
+    Status(run="t-run", state="stopped", pid=1).write(tmp_path)
+    with there.leased(tmp_path, print):
+        Status(run="t-run", state="running").write(tmp_path)
+        until = time.monotonic() + 120
+        while there._read_json((tmp_path / ".lease").read_text())["status"]["state"] != "running":
+            assert time.monotonic() < until
+            time.sleep(0.05)
 
 
 # -- buckets that are missing, forbidden or out of reach ---------------------------------------------------

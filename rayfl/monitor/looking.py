@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from rayfl import remote
 from rayfl.errors import ConfigError, not_a_run
+from rayfl.machine import process_start
 from rayfl.monitor.status import Status
 
 _SILENCE = 30.0
@@ -161,11 +160,9 @@ def _distinct(root: Path, paths: Iterable[Path]) -> list[Path]:
 def _alive(status: Status) -> bool:
     """Whether the process of a run that claims to be active exists."""
     if status.host == socket.gethostname():
-        try:
-            if abs(psutil.Process(status.pid).create_time() - status.born) < 60:  # clocks may be adjusted
-                return True
-        except psutil.Error:
-            return False
+        started = process_start(status.pid)
+        if started is None or started == status.born:
+            return started is not None
     return time.time() - status.updated < _SILENCE
 
 

@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-import psutil
 from pydantic import TypeAdapter
 
 from rayfl import files
+from rayfl.machine import process_start
 from rayfl.rundir import clean
 
 FILE = "status.json"
@@ -63,7 +63,8 @@ class Status:
         state: what it does; ``why`` it stopped or failed, in a line.
         method, dataset: by name.
         rounds: planned; ``done`` are complete.
-        host, pid, born: of the process that writes this; when that process began (seconds since 1970).
+        host, pid: of the process that writes this; ``born``: when that process started
+            (:func:`~rayfl.machine.process_start`).
         begun, updated: when the run began or went on, and when this was written (seconds since 1970).
         blocks, blocks_done: of the current round.
         actors_present, actors_wanted, actors_busy: client actors.
@@ -89,7 +90,7 @@ class Status:
     done: int = 0
     host: str = field(default_factory=socket.gethostname)
     pid: int = field(default_factory=os.getpid)
-    born: float = field(default_factory=lambda: float(psutil.Process().create_time()))
+    born: float | None = field(default_factory=lambda: process_start(os.getpid()))
     begun: float = field(default_factory=time.time)
     updated: float = 0.0
     blocks: int = 0

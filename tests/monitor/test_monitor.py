@@ -139,6 +139,15 @@ def test_a_killed_run_is_told_from_a_running_one(tmp_path: Path) -> None:
     assert found["silent"].why.startswith("its process was killed or its machine is gone; last sign of life ")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has its start by the clock only")
+def test_a_run_stays_running_when_the_clock_is_adjusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _put(tmp_path, "here", _status(updated=time.time() - 60))
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: time.time() - 1)
+    assert view(path).status.state == "running"
+
+
 def test_the_newest_running_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run is running there"):
         newest_running(tmp_path)
