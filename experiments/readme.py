@@ -210,6 +210,8 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         unit, low = claim.get("unit", ""), claim.get("low")
         value = UNKNOWN if claim.get("value") is None else amount(claim["value"], unit)
         verdict = claim["verdict"] if claim["verdict"] == "holds" else f"**{claim['verdict']}**"
+        if claim.get("why"):
+            verdict += f": {claim['why']}"
         interval = UNKNOWN if low is None else amounts(low, claim["high"], unit)
         yield f"| {text} | {verdict} | {value} | {interval} | {claim.get('source', '')} |"
 

@@ -281,8 +281,8 @@ class Results:
         return {seed: numbers.get(column, math.nan) for seed, numbers in runs.items()}
 
     def unfinished(self, method: str, point: Mapping[str, str], named: Mapping[str, str]) -> str:
-        """Which runs of a method have failed, or not been run: ``1 of 3 runs of FedAvg failed``; empty if all
-        are finished.
+        """Which runs of a method have failed, or are not finished: ``1 of 3 runs failed (FedAvg)``; empty if
+        all are finished.
 
         Args:
             method: its label.
@@ -294,11 +294,12 @@ class Results:
         lacking = [run for run in runs if (run.method, place, run.seed) not in self._numbers]
         failed = sum(run.key in self.errors for run in lacking)
         whose = ", ".join([method, *(spoken(axis, name) for axis, name in named.items())])
-        of_these = f"of {counted(len(runs), 'run')} of {whose}"
-        texts = [f"{failed} {of_these} failed"] if failed else []
+        texts = [f"{failed} of {counted(len(runs), 'run')} failed"] if failed else []
         if (others := len(lacking) - failed) > 0:
-            texts.append(f"{others} {of_these} {'is' if others == 1 else 'are'} not finished")
-        return ", ".join(texts)
+            texts.append(
+                f"{others} of {counted(len(runs), 'run')} {'is' if others == 1 else 'are'} not finished"
+            )
+        return f"{' and '.join(texts)} ({whose})" if texts else ""
 
     def interval(self, method: str, point: Mapping[str, str], column: str) -> Interval:
         """The mean over seeds, with its interval."""

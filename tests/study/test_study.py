@@ -567,10 +567,10 @@ def test_a_claim_of_which_a_seed_failed_is_undecided(done: Any) -> None:
     results = Results(study.results.study, [lost, *others], study.results.columns, {lost.key: "diverged"})
     claim = f"{first.method}.accuracy_mean > 0"
     found = judge(prepare(take({**SMALL, "claims": [claim], "expected": []}, study.folder)), results)
-    assert found[0].why == "1 of 2 runs of FedAvg failed"
+    assert found[0].why == "1 of 2 runs failed (FedAvg)"
     missing = Results(study.results.study, [lost, *others], study.results.columns, {})
     said = missing.unfinished(first.method, first.point, first.point)
-    assert said == "1 of 2 runs of FedAvg, lr 0.05 is not finished"
+    assert said == "1 of 2 runs is not finished (FedAvg, lr 0.05)"
     assert found[1].why != found[0].why  # at the other point nothing is lost
 
 
