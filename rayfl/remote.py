@@ -27,7 +27,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -56,7 +56,7 @@ _CHECK_INTERVAL = 1.0
 """Seconds between two checks of the leases of others."""
 
 _ATTEMPTS = 5
-"""How many times an object is read, if what was read is not JSON: it may have been cut."""
+"""How many times an object is read, if it seems to have been replaced meanwhile, and a run is fetched."""
 
 _own_leases: set[str] = set()
 """The leases that this process holds; not those that it has given up but could not remove."""
@@ -235,8 +235,12 @@ class Remote:
         Raises:
             DiskError: if the storage does not answer.
         """
+        return {name: size for name, (size, _) in self._run_entries().items()}
+
+    def _run_entries(self) -> dict[str, tuple[int, float]]:
+        """Size and time of each remote file, without leases."""
         listing = self._entries()
-        return {name: size for name, (size, _) in listing.items() if not name.startswith(f"{_LEASE}/")}
+        return {name: entry for name, entry in listing.items() if not name.startswith(f"{_LEASE}/")}
 
     def _entries(self, folder: str = "") -> dict[str, tuple[int, float]]:
         """Size of each remote file, and the time of its last change by the storage's clock."""
@@ -364,7 +368,7 @@ class Remote:
             ConfigError: if there is no run.
             DiskError: if the storage does not answer.
         """
-        remote_files = self.files()
+        remote_files = self._run_entries()
         if "config.yaml" not in remote_files:
             if (folder / "config.yaml").is_file():  # the folder was never published
                 return
@@ -374,18 +378,39 @@ class Remote:
         ):
             return
         shutil.rmtree(folder, ignore_errors=True)
-        complete = [name for name in remote_files if _is_complete(name, remote_files)]
-        with self._storage_errors():
-            system, path = self._location
-            for name in complete:
-                target = folder / name
-                if ".." in PurePosixPath(name).parts:  # object names are not restricted to safe paths
-                    raise DiskError(self, f"{name!r} would be written outside of the run directory")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with system.open_input_stream(f"{path}/{name}") as file, target.open("wb") as out:
-                    shutil.copyfileobj(file, out, 1 << 24)
+        fetched: dict[str, tuple[int, float]] = {}
+        for _ in range(_ATTEMPTS):  # until nothing has been published meanwhile
+            complete = {n: entry for n, entry in remote_files.items() if _is_complete(n, remote_files)}
+            if fetched == complete:
+                break
+            for name in fetched.keys() - complete.keys():
+                (folder / name).unlink()
+                del fetched[name]
+                with contextlib.suppress(OSError):  # other files are left
+                    (folder / name).parent.rmdir()
+            for name, entry in complete.items():
+                if fetched.get(name) != entry and self._download(name, folder):
+                    fetched[name] = entry
+            remote_files = self._run_entries()
         (folder / _PUBLISHED).write_text(json.dumps(_file_stamps(_run_files(folder))), encoding="utf-8")
         self.claim(folder)
+
+    def _download(self, name: str, folder: Path) -> bool:
+        """Copy an object into a folder; returns false if it does not exist any more.
+
+        Raises:
+            DiskError: if the storage does not answer, or the name leads out of the folder.
+        """
+        if ".." in PurePosixPath(name).parts:  # object names are not restricted to safe paths
+            raise DiskError(self, f"{name!r} would be written outside of the run directory")
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        system, path = self._location
+        with self._storage_errors(), contextlib.suppress(FileNotFoundError):
+            with system.open_input_stream(f"{path}/{name}") as file, target.open("wb") as out:
+                shutil.copyfileobj(file, out, 1 << 24)
+            return True
+        return False
 
     @contextlib.contextmanager
     def leased(self, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
@@ -605,7 +630,7 @@ def _checkpoint_folder(name: str) -> str | None:
     return parts[1] if len(parts) > 2 and parts[0] == "checkpoints" and "round-" in parts[1] else None
 
 
-def _is_complete(name: str, names: Mapping[str, int]) -> bool:
+def _is_complete(name: str, names: Container[str]) -> bool:
     """Whether a file does not belong to an incomplete checkpoint."""
     checkpoint = _checkpoint_folder(name)
     return checkpoint is None or f"checkpoints/{checkpoint}/{_WRITTEN_LAST[0]}" in names

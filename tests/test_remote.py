@@ -348,12 +348,54 @@ def test_the_name_of_a_run_is_the_last_of_its_url(url: str, expected: tuple[str,
 def test_an_object_cannot_be_fetched_to_outside_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Remote, "files", lambda self: {"config.yaml": 1, "../../other": 1})
+    found = {"config.yaml": (1, 0.0), "../../other": (1, 0.0)}
+    monkeypatch.setattr(Remote, "_run_entries", lambda self: found)
     (tmp_path / "there" / "run").mkdir(parents=True)
     (tmp_path / "there" / "run" / "config.yaml").write_text("{}")
     with pytest.raises(DiskError, match="outside of the run directory"):
         Remote(f"file://{tmp_path / 'there'}", "run").fetch(tmp_path / "staging" / "run")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("what", ["config.yaml", "rounds.csv", "checkpoints/round-00001/manifest.json"])
+def test_a_run_that_is_published_while_it_is_fetched_arrives_whole(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are replaced by longer ones, and its checkpoint by the next, at the moment one is read."""
+    there, here = Remote(f"file://{tmp_path}/there", "run"), tmp_path / "here"
+
+    def write(rounds: int) -> None:
+        shutil.rmtree(here, ignore_errors=True)
+        (checkpoint := here / f"checkpoints/round-{rounds:05}").mkdir(parents=True)
+        for name in ("manifest.json", "models.npy"):
+            (checkpoint / name).write_text(f"{name} {rounds}" * rounds)
+        for name in ("config.yaml", "rounds.csv"):
+            (here / name).write_text(f"{name} {rounds}" * rounds)
+        there.publish(here)
+
+    write(1)
+    download = Remote._download
+
+    def meanwhile(self: Remote, name: str, folder: Path) -> bool:
+        exists = download(self, name, folder)
+        if name == what and left:
+            write(left.pop())
+            os.truncate(folder / name, 3)
+        return exists
+
+    left = [3, 2]
+    monkeypatch.setattr(Remote, "_download", meanwhile)
+    there.fetch(tmp_path / "back")
+    assert left == ([] if "checkpoints" not in what else [3])
+    found, wanted = (
+        {
+            p.relative_to(folder): p.read_text()
+            for p in folder.rglob("*")
+            if p.is_file() and not p.name.startswith(".")
+        }
+        for folder in (tmp_path / "back", here)
+    )
+    assert found == wanted
 
 
 def probe_parts(root: str) -> None:
