@@ -35,6 +35,12 @@ class ConfigError(RayflError):
         return f"{self.where}: {self.what}" + (f"; {self.remedy}" if self.remedy else "")
 
 
+def one_line(error: object) -> str:
+    """The message of another library's error without line breaks, shortened, as part of another message."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:300] + "..."
+
+
 def not_a_run(path: object, exists: bool = True) -> ConfigError:
     """The error where a run directory was expected; ``exists``: whether there is anything at this path."""
     if not exists:

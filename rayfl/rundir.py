@@ -40,11 +40,11 @@ from filelock import FileLock, Timeout
 from rayfl import files, plugins
 from rayfl.config import Config, reload
 from rayfl.config.kinds import KINDS
-from rayfl.data.arrays import fingerprint, one_line
+from rayfl.data.arrays import fingerprint
 from rayfl.data.events import Stage
 from rayfl.data.federation import division
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, Damaged, DataError, DiskError, Held, RayflError, not_a_run
+from rayfl.errors import ConfigError, Damaged, DataError, DiskError, Held, RayflError, not_a_run, one_line
 from rayfl.remote import Remote, is_url, newest, plain, split, staging
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rayfl.data.base import Column, Samples, in_order
 from rayfl.data.sharded import ShardedArray
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ConfigError, DataError, one_line
 from rayfl.given import shown_path
 
 Layout = Literal["auto", "hwc", "chw"]
@@ -400,9 +400,3 @@ def fingerprint(samples: Samples) -> str:
             sharded = isinstance(array, ShardedArray)
             digest.update(array.fingerprint() if sharded else np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]
-
-
-def one_line(error: BaseException) -> str:
-    """An error's message without line breaks, shortened, as part of another message."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:300] + "..."

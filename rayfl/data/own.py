@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rayfl.data.arrays import Layout, is_column, one_line
+from rayfl.data.arrays import Layout, is_column
 from rayfl.data.base import Numbering
-from rayfl.errors import ConfigError, DataError, nearest, type_of
+from rayfl.errors import ConfigError, DataError, nearest, one_line, type_of
 from rayfl.plugins import broken, resolve
 from rayfl.random import generator, key
 from rayfl.settings import Section

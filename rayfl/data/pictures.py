@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.data.arrays import one_line
-from rayfl.errors import DataError
+from rayfl.errors import DataError, one_line
 from rayfl.memory import free_memory
 from rayfl.units import size as in_bytes
 

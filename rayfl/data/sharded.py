@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.errors import DataError
+from rayfl.errors import DataError, one_line
 
 _format: Any = np.lib.format  # without types
 
@@ -225,6 +225,8 @@ def read(path: Path, name: str, group: int | None = None) -> NDArray[Any]:
     except KeyError:
         raise DataError(f"{path}: has no {name!r}; a shard has x, y and, of clients, client") from None
     except Exception as error:  # broken bytes make zip, zlib and NumPy raise nearly anything
+        if "Expected all lists to be of size" in str(error):  # pyarrow before 26, for lists of fixed size
+            raise DataError(f"{path}: {name} is missing in some rows ({one_line(error)})") from None
         raise _unreadable(path, error) from None
 
 
@@ -244,7 +246,7 @@ def names(path: Path) -> set[str]:
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})")
+    return DataError(f"{path}: cannot be read ({one_line(error)})")
 
 
 def by_number(paths: Iterable[Path]) -> list[Path]:

@@ -9,8 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfl.data.arrays import one_line
-from rayfl.errors import DataError, nearest
+from rayfl.errors import DataError, nearest, one_line
 
 if TYPE_CHECKING:
     import pandas as pd

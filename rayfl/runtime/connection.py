@@ -27,10 +27,9 @@ from ray.experimental.internal_kv import _internal_kv_get
 
 from rayfl import plugins
 from rayfl.config import Config
-from rayfl.errors import ConfigError, RayflError
+from rayfl.errors import ConfigError, RayflError, one_line
 from rayfl.memory import free_memory
 from rayfl.runtime import nodes
-from rayfl.runtime.processes import one_line
 from rayfl.runtime.resources import Available, Node, PerActor
 from rayfl.units import counted
 

@@ -18,8 +18,8 @@ import ray
 from ray.exceptions import RayError
 
 from rayfl.backend import Done, Ref, Task, bundles, laid_out
-from rayfl.errors import RayflError
-from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, one_line, plain_errors
+from rayfl.errors import RayflError, one_line
+from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, plain_errors
 from rayfl.runtime.remote import Call
 
 IN_FLIGHT = 2

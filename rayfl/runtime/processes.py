@@ -30,7 +30,7 @@ from ray.exceptions import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfl.backend import Ref
-from rayfl.errors import RayflError, ResultsLost
+from rayfl.errors import RayflError, ResultsLost, one_line
 from rayfl.runtime.remote import Whereabouts, kill
 
 TICK = 0.5
@@ -68,17 +68,12 @@ def died(error: Exception) -> bool:
     return isinstance(error.cause if isinstance(error, RayTaskError) else error, _DEATH_ERRORS)
 
 
-def one_line(error: object) -> str:
-    """The message of a Ray error, which may be a page long, as one line."""
-    return " ".join(str(error).split())[:300]
-
-
 def _last_error(text: str) -> str:
     """The error at the end of a traceback of Ray's, with its file and line."""
     lines = text.strip().splitlines()
     places = re.findall(r'^ *File "([^"<]+)", line (\d+)', text, re.MULTILINE)
     where = ":".join(places[-1]) + ": " if places else ""
-    return where + one_line(lines[-1] if lines else "")
+    return where + (one_line(lines[-1]) if lines else "")
 
 
 @contextlib.contextmanager

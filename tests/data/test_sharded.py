@@ -263,7 +263,7 @@ def test_rows_of_parquet_that_are_no_matrix_are_refused(rows: Any, said: str, tm
         ({400: [1.0, 2], 401: [1.0, 2, 3, 4]}, False, "rows of x have 2 to 4 numbers"),
         ({400: [1.0, 2]}, True, "rows of x have 2 to 3 numbers"),
         ({row: [1.0, 2] for row in range(300, 450)}, True, "rows of x have 2 to 3 numbers"),
-        ({400: None}, True, "x is missing in 1 of 450 rows"),
+        ({400: None}, True, "x is missing in (1 of 450|some) rows"),
         ({400: [1.0, None, 3]}, True, "1 numbers of x are missing"),
         ({400: [1.0, np.nan, 3]}, False, "x holds NaN or infinity"),
     ],

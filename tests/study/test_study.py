@@ -469,7 +469,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     assert "client" in study.failed["wild, seed 0"]
     assert study.runs["state"].tolist() == ["finished", "failed"] * 2
     assert study.claims[0]["verdict"] == "undecided"
-    assert study.claims[0]["why"] == "2 of 2 runs of wild failed"
+    assert study.claims[0]["why"] == "2 of 2 runs failed (wild)"
 
 
 GROUPED: dict[str, Any] = {"name": "relabelled", "clients": 6, "clusters": 2}

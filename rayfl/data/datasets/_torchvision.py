@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from rayfl.data.arrays import as_inputs, as_labels, one_line, read_npz, write_npz
+from rayfl.data.arrays import as_inputs, as_labels, read_npz, write_npz
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
-from rayfl.errors import DataError
+from rayfl.errors import DataError, one_line
 from rayfl.torchvision_shim import torchvision_datasets
 
 _NETWORK_TIMEOUT_S = 60.0

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from rayfl.data.arrays import one_line
 from rayfl.data.base import UNKNOWN, Dataset, Samples
-from rayfl.errors import DataError
+from rayfl.errors import DataError, one_line
 from rayfl.losses.base import IGNORED
 from rayfl.random import generator
 

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from rayfl.data.arrays import Layout, as_inputs, one_line
+from rayfl.data.arrays import Layout, as_inputs
 from rayfl.data.base import Dataset, Samples
 from rayfl.data.own import TestBy, check_seed, draw_tests, split_numbering
 from rayfl.data.pictures import Opened, read_pictures
 from rayfl.data.tables import require
 from rayfl.data.tabular import Encoded, Place, Roles, as_text, encode, labels_of
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ConfigError, DataError, one_line
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from rayfl.data.arrays import check_counted, one_line
+from rayfl.data.arrays import check_counted
 from rayfl.data.base import Part, Samples
 from rayfl.data.datasets._images import ImageDataset
-from rayfl.errors import DataError
+from rayfl.errors import DataError, one_line
 
 _KEYS = ("users", "num_samples", "user_data")
 _FEMNIST = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)

@@ -17,9 +17,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.data.arrays import fingerprint, one_line
+from rayfl.data.arrays import fingerprint
 from rayfl.data.base import Samples
-from rayfl.errors import DataError
+from rayfl.errors import DataError, one_line
 from rayfl.given import data_root
 from rayfl.random import generator, key
 
