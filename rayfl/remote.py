@@ -11,8 +11,9 @@ They have no locks either. A process that wants to write to a run puts an object
 ``.lease/``, and gives up if it then sees the lease of another live process. Listings of S3, GCS and Azure
 contain everything written before, so of two processes at least one sees the other; both may give up. A lease
 is written again every few seconds, with the run's status for observers. If it has not changed for a minute
-its process is considered dead, and the next process removes it. A process that was only suspended for that
-long notices it before it publishes again, and stops. The one case that this cannot exclude is a process that
+its process is considered dead, and the next process removes it and leaves a mark. A process that was only
+suspended for that long may write its lease again, but notices the mark before it publishes, and stops. The
+one case that this cannot exclude is a process that
 is suspended for a minute in the middle of publishing.
 """
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -45,6 +47,9 @@ URL = rf"^({'|'.join(SCHEMES)}):/"
 _ROOT_FILE, _PUBLISHED, _LEASE = ".remote", ".published.json", ".lease"
 """Files in a staging folder: the URL of its root, the record of what has been published, and the name of this
 process's lease below ``.lease/`` in the remote directory."""
+
+_TAKEN = f"{_LEASE}/taken"
+"""Folder of the marks of leases that other processes have removed; they stay."""
 
 _LEASE_INTERVAL = 10.0
 """Seconds between two writes of a lease."""
@@ -289,10 +294,9 @@ class Remote:
             {name: size for name, (size, _) in self._entries().items()},
             _published_stamps(folder),
         )
-        leases = [name for name in remote_sizes if name.startswith(f"{_LEASE}/")]
-        if (folder / _LEASE).is_file() and (folder / _LEASE).read_text() not in leases:
+        if (folder / _LEASE).is_file() and _is_lost((folder / _LEASE).read_text(), remote_sizes):
             raise Held(f"{self}: another process has resumed this run, because this one did not respond")
-        for name in leases:
+        for name in [name for name in remote_sizes if name.startswith(f"{_LEASE}/")]:
             del remote_sizes[name]
         visible = _run_files(folder)
         stamps = _file_stamps(visible)
@@ -464,7 +468,7 @@ class Remote:
         has_status = False
         while not end.wait(_LEASE_INTERVAL if has_status else min(_LEASE_INTERVAL, _CHECK_INTERVAL)):
             with contextlib.suppress(DiskError):  # it may answer again
-                if lease not in self._entries(_LEASE):
+                if _is_lost(lease, self._entries(_LEASE)):
                     return
                 has_status = self._write_lease(lease, folder)
 
@@ -477,9 +481,10 @@ class Remote:
         first_seen: dict[str, float] = {}
         started = time.monotonic()
         while True:
-            others = {name: written for name, (_, written) in self._entries(_LEASE).items()}
-            own_time = others.pop(mine, None)
-            if own_time is None:
+            entries = self._entries(_LEASE)
+            others = {name: written for name, (_, written) in _leases(entries).items()}
+            own_time = others.pop(mine, math.nan)
+            if _is_lost(mine, entries):
                 raise Held(f"{self}: another process wants to start this run; repeat the command")
             for name, written in list(others.items()):
                 record = self._read_json(name)
@@ -498,8 +503,7 @@ class Remote:
                     or own_time - written > _DEAD_AFTER
                     or time.monotonic() - started > _DEAD_AFTER
                 ):
-                    with contextlib.suppress(DiskError), self._storage_errors():
-                        self._remove(name)
+                    self._take(name)
                     del others[name]
                 elif name not in first_seen:
                     say(
@@ -510,6 +514,17 @@ class Remote:
             if not others:
                 return
             time.sleep(_CHECK_INTERVAL)
+
+    def _take(self, lease: str) -> None:
+        """Remove the lease of a process that is considered dead.
+
+        Raises:
+            DiskError: if the storage does not answer.
+        """
+        with self._storage_errors():
+            self._write(io.BytesIO(), _mark(lease))
+            with contextlib.suppress(FileNotFoundError):
+                self._remove(lease)
 
     def _read_json(self, name: str) -> dict[str, Any]:
         """The contents of a small JSON object; empty if it does not exist or is not a mapping.
@@ -549,7 +564,7 @@ class Remote:
         Raises:
             DiskError: if the storage does not answer.
         """
-        leases = self._entries(_LEASE)
+        leases = _leases(self._entries(_LEASE))
         status = None
         for lease in sorted(leases, key=lambda name: leases[name][1]):
             status = self._read_json(lease).get("status") or status
@@ -570,9 +585,24 @@ class Remote:
 
     def remove(self) -> None:
         """Remove the remote directory."""
-        for name in sorted(self.files(), key=_write_order, reverse=True):
-            with self._storage_errors():
-                self._remove(name)
+        with self._storage_errors():
+            self._remove_all(self._entries())
+
+
+def _mark(lease: str) -> str:
+    """The mark of a lease that another process has removed."""
+    return f"{_TAKEN}/{PurePosixPath(lease).name}"
+
+
+def _is_lost(lease: str, names: Container[str]) -> bool:
+    """Whether another process has removed a lease; its process may have written it again since."""
+    return lease not in names or _mark(lease) in names
+
+
+def _leases(entries: Mapping[str, tuple[int, float]]) -> dict[str, tuple[int, float]]:
+    """The leases that are held, without the marks of others."""
+    held = {name for name in entries if not name.startswith(f"{_TAKEN}/") and not _is_lost(name, entries)}
+    return {name: entries[name] for name in held}
 
 
 _WRITTEN_LAST = ("manifest.json", "summary.json")

@@ -503,7 +503,7 @@ def test_the_lease_of_a_dead_process_is_taken(root: str, tmp_path: Path) -> None
     ):
         sign(there, name, **says)
         with there.leased(tmp_path, said.append):
-            assert [*there._entries(".lease")] == [(tmp_path / ".lease").read_text()]
+            assert [*remote._leases(there._entries(".lease"))] == [(tmp_path / ".lease").read_text()]
         assert len(said) == lines
     assert "waiting to see whether process 7 on elsewhere still runs this run" in said[0]
 
@@ -522,22 +522,26 @@ def test_the_lease_of_a_live_process_stays_when_the_clock_is_adjusted(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_process_that_has_lost_its_lease_stops(settings: dict[str, Any], root: str) -> None:
-    """It was asleep: another has taken the run, and has the right to it."""
+@pytest.mark.parametrize("again", [False, True])
+def test_a_process_that_has_lost_its_lease_stops(settings: dict[str, Any], root: str, again: bool) -> None:
+    """It was asleep: another has taken the run, and has the right to it, whatever the first writes now."""
 
     def lose(event: RunEvent) -> None:
         if isinstance(event, CheckpointSaved) and not lost:
             (path,) = staging(root).glob("t-*")
             there = Remote(root, path.name)
-            there._remove((path / ".lease").read_text())
+            lease = (path / ".lease").read_text()
+            there._take(lease)
             sign(there, "other")
+            if again:  # it had looked just before
+                there._write_lease(lease, path)
             lost.append(there)
 
     lost: list[Remote] = []
     with pytest.raises(Held, match="another process has resumed this run"):
         rayfl.run(elsewhere(settings, root, seed=9), on_event=lose)
     assert "config.yaml" in lost[0].files()
-    assert [*lost[0]._entries(".lease")] == [".lease/other"]
+    assert [*remote._leases(lost[0]._entries(".lease"))] == [".lease/other"]
     lost[0].remove()
 
 
