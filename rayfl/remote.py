@@ -13,8 +13,7 @@ contain everything written before, so of two processes at least one sees the oth
 is written again every few seconds, with the run's status for observers. If it has not changed for a minute
 its process is considered dead, and the next process removes it and leaves a mark. A process that was only
 suspended for that long may write its lease again, but notices the mark before it publishes, and stops. The
-one case that this cannot exclude is a process that
-is suspended for a minute in the middle of publishing.
+one case that this cannot exclude is a process that is suspended for a minute in the middle of publishing.
 """
 
 from __future__ import annotations
