@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 import os
 import re
 import shutil
@@ -31,7 +30,7 @@ import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import parse_qsl, quote
 
 from rayfl.errors import DiskError, Held, not_a_run
@@ -60,7 +59,7 @@ _CHECK_INTERVAL = 1.0
 """Seconds between two checks of the leases of others."""
 
 _ATTEMPTS = 5
-"""How many times an object is read, if it seems to have been replaced meanwhile, and a run is fetched."""
+"""How many times an object or a run is read, if it is replaced while it is read."""
 
 _own_leases: set[str] = set()
 """The leases that this process holds; not those that it has given up but could not remove."""
@@ -161,6 +160,18 @@ def newest(root: str) -> str | None:
     )
 
 
+class Entry(NamedTuple):
+    """An object, as a listing shows it.
+
+    Attributes:
+        size: bytes.
+        written: when it was written, by the storage's clock (seconds since 1970).
+    """
+
+    size: int
+    written: float
+
+
 class Remote:
     """The remote directory in which a run is published.
 
@@ -239,22 +250,22 @@ class Remote:
         Raises:
             DiskError: if the storage does not answer.
         """
-        return {name: size for name, (size, _) in self._run_entries().items()}
+        return {name: entry.size for name, entry in self._run_entries().items()}
 
-    def _run_entries(self) -> dict[str, tuple[int, float]]:
-        """Size and time of each remote file, without leases."""
+    def _run_entries(self) -> dict[str, Entry]:
+        """The remote files, without leases."""
         listing = self._entries()
         return {name: entry for name, entry in listing.items() if not name.startswith(f"{_LEASE}/")}
 
-    def _entries(self, folder: str = "") -> dict[str, tuple[int, float]]:
-        """Size of each remote file, and the time of its last change by the storage's clock."""
+    def _entries(self, folder: str = "") -> dict[str, Entry]:
+        """All objects of the run, or those below a folder of it."""
         from pyarrow import fs
 
         with self._storage_errors():
             system, path = self._location
             selector = fs.FileSelector(f"{path}/{folder}".rstrip("/"), recursive=True, allow_not_found=True)
             infos = [info for info in system.get_file_info(selector) if info.type == fs.FileType.File]
-            entries = {i.path[len(path) + 1 :]: (i.size, i.mtime.timestamp()) for i in infos}
+            entries = {i.path[len(path) + 1 :]: Entry(i.size, i.mtime.timestamp()) for i in infos}
         # Leave out the temporary file of a lease that is being written.
         return {name: entry for name, entry in entries.items() if not name.startswith(f"{_LEASE}/.")}
 
@@ -290,7 +301,7 @@ class Remote:
             Held: if another process considered this one dead and has resumed the run.
         """
         remote_sizes, old_stamps = (
-            {name: size for name, (size, _) in self._entries().items()},
+            {name: entry.size for name, entry in self._entries().items()},
             _published_stamps(folder),
         )
         if (folder / _LEASE).is_file() and _is_lost((folder / _LEASE).read_text(), remote_sizes):
@@ -381,7 +392,7 @@ class Remote:
         ):
             return
         shutil.rmtree(folder, ignore_errors=True)
-        fetched: dict[str, tuple[int, float]] = {}
+        fetched: dict[str, Entry] = {}
         for _ in range(_ATTEMPTS):  # until nothing has been published meanwhile
             complete = {n: entry for n, entry in remote_files.items() if _is_complete(n, remote_files)}
             if fetched == complete:
@@ -481,10 +492,10 @@ class Remote:
         started = time.monotonic()
         while True:
             entries = self._entries(_LEASE)
-            others = {name: written for name, (_, written) in _leases(entries).items()}
-            own_time = others.pop(mine, math.nan)
             if _is_lost(mine, entries):
                 raise Held(f"{self}: another process wants to start this run; repeat the command")
+            own_time = entries[mine].written
+            others = {name: lease.written for name, lease in _leases(entries).items() if name != mine}
             for name, written in list(others.items()):
                 record = self._read_json(name)
                 holder = (
@@ -565,7 +576,7 @@ class Remote:
         """
         leases = _leases(self._entries(_LEASE))
         status = None
-        for lease in sorted(leases, key=lambda name: leases[name][1]):
+        for lease in sorted(leases, key=lambda name: leases[name].written):
             status = self._read_json(lease).get("status") or status
         file_names = ["config.yaml", *(() if status else ("summary.json", "rounds.csv"))]
         status = status or self._read_json("status.json")
@@ -598,7 +609,7 @@ def _is_lost(lease: str, names: Container[str]) -> bool:
     return lease not in names or _mark(lease) in names
 
 
-def _leases(entries: Mapping[str, tuple[int, float]]) -> dict[str, tuple[int, float]]:
+def _leases(entries: Mapping[str, Entry]) -> dict[str, Entry]:
     """The leases that are held, without the marks of others."""
     held = {name for name in entries if not name.startswith(f"{_TAKEN}/") and not _is_lost(name, entries)}
     return {name: entries[name] for name in held}

@@ -29,7 +29,7 @@ from rayfl.machine import machine_id, process_start
 from rayfl.monitor import newest_running, runs_below, view
 from rayfl.monitor.looking import is_root
 from rayfl.monitor.status import Status
-from rayfl.remote import Remote, split, staging
+from rayfl.remote import Entry, Remote, split, staging
 from rayfl.rundir import RunDirectory
 from rayfl.servers.checkpoint import Checkpoint
 from tests.runtime.test_cluster import free_ports
@@ -348,7 +348,7 @@ def test_the_name_of_a_run_is_the_last_of_its_url(url: str, expected: tuple[str,
 def test_an_object_cannot_be_fetched_to_outside_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = {"config.yaml": (1, 0.0), "../../other": (1, 0.0)}
+    found = {name: Entry(1, 0.0) for name in ("config.yaml", "../../other")}
     monkeypatch.setattr(Remote, "_run_entries", lambda self: found)
     (tmp_path / "there" / "run").mkdir(parents=True)
     (tmp_path / "there" / "run" / "config.yaml").write_text("{}")
@@ -508,12 +508,14 @@ def test_the_lease_of_a_dead_process_is_taken(root: str, tmp_path: Path) -> None
     assert "waiting to see whether process 7 on elsewhere still runs this run" in said[0]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has its start by the clock only")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells when a process started without the clock"
+)
 @pytest.mark.usefixtures("quick")
 def test_the_lease_of_a_live_process_stays_when_the_clock_is_adjusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With it moves the time of the boot, and with that the time at which psutil says a process started."""
+    """This moves the time of the boot, and with it the time at which, for psutil, a process started."""
     there, parent = Remote(f"file://{tmp_path}/there", "live"), os.getppid()
     sign(there, "other", machine=machine_id(), pid=parent, born=process_start(parent))
     monkeypatch.setattr("psutil._pslinux.boot_time", lambda: time.time() - 1)
@@ -524,7 +526,7 @@ def test_the_lease_of_a_live_process_stays_when_the_clock_is_adjusted(
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("again", [False, True])
 def test_a_process_that_has_lost_its_lease_stops(settings: dict[str, Any], root: str, again: bool) -> None:
-    """It was asleep: another has taken the run, and has the right to it, whatever the first writes now."""
+    """It was suspended, and another has taken the run; the first may even write its lease again."""
 
     def lose(event: RunEvent) -> None:
         if isinstance(event, CheckpointSaved) and not lost:
@@ -587,7 +589,7 @@ def test_a_run_is_watched_from_another_machine(settings: dict[str, Any], root: s
 
 
 class Cut:
-    """A storage in which the first reads of an object are cut, as if a longer one had replaced it."""
+    """A storage in which the first reads of leases are cut, as if longer ones had replaced them, or fail."""
 
     def __init__(self, system: Any, times: int, error: Exception | None = None) -> None:
         self._system, self.times, self._error = system, times, error

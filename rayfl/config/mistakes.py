@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from rayfl.config.schema import Config
-from rayfl.config.words import describe, item_of, mixed, one_line, sections, shown
+from rayfl.config.words import describe, item_of, mixed, printable, sections, shown
 from rayfl.errors import ConfigError, nearest
 from rayfl.settings import Section, part_name
 from rayfl.units import counted
@@ -136,12 +136,12 @@ def _locate(loc: Sequence[int | str], settings: Any, root: type[BaseModel]) -> _
             branched = True  # Pydantic's name of the branch
             continue
         elif get_origin(annotation) is dict:
-            path.append(one_line(str(step)))
+            path.append(printable(str(step)))
             annotation, metadata = get_args(annotation)[1], ()
             settings = settings.get(step) if isinstance(settings, Mapping) else None
         elif inner is not None:
             owner, siblings = inner, choices
-            path.append(one_line(str(step)))
+            path.append(printable(str(step)))
             field = owner.model_fields.get(str(step))
             annotation, metadata = (field.annotation, field.metadata) if field else (None, ())
             settings = settings.get(step) if isinstance(settings, Mapping) else None

@@ -19,7 +19,7 @@ from rayfl.config.mistakes import explain
 from rayfl.config.objects import bring_classes, modules_of, plain
 from rayfl.config.schema import EXCLUDED, USED_BY_SOME, Config
 from rayfl.config.text import NOT_YAML, parse, problem_of
-from rayfl.config.words import describe, one_line, sections, shown
+from rayfl.config.words import describe, printable, sections, shown
 from rayfl.data import DATASETS
 from rayfl.errors import ConfigError, nearest, type_of
 from rayfl.paper import Paper
@@ -170,7 +170,7 @@ def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
     untyped: object = source
     if not isinstance(untyped, (str, os.PathLike, Mapping)):
         what, others = (
-            f"{one_line(repr(untyped))[:60]} is not a config",
+            f"{printable(repr(untyped))[:60]} is not a config",
             "a YAML file, a mapping or a rayfl.Config",
         )
         raise ConfigError("config", what, f"expected a preset's name, {others}")
@@ -191,10 +191,10 @@ def _read_yaml(source: str | Path) -> dict[str, Any]:
                 "is a setting, not a config",
                 "put a preset or YAML file first, such as digits-demo",
             )
-            raise ConfigError(one_line(str(source)), what, remedy)
+            raise ConfigError(printable(str(source)), what, remedy)
         is_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
         remedy = "name a preset or an existing file" if is_path else nearest(str(source), presets())
-        raise ConfigError(one_line(str(source)), "no such file" if is_path else "no such preset", remedy)
+        raise ConfigError(printable(str(source)), "no such file" if is_path else "no such preset", remedy)
     try:
         settings = parse(path.read_text(encoding="utf-8"), trusted=path.parent == PRESETS)
     except OSError as error:
@@ -230,12 +230,12 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            raise ConfigError(one_line(text), "not an override", "expected key=value, e.g. training.lr=0.1")
+            raise ConfigError(printable(text), "not an override", "expected key=value, e.g. training.lr=0.1")
         try:
             parsed = parse(value)
         except NOT_YAML:
             raise ConfigError(
-                one_line(path), f"{value!r} is not a YAML value", "quote it if it is text"
+                printable(path), f"{value!r} is not a YAML value", "quote it if it is text"
             ) from None
         excluded = EXCLUDED.get(path.strip())
         if excluded is not None and excluded not in override_paths and parsed is not None:

@@ -75,7 +75,7 @@ def shown(value: Any) -> str:
 _REPR_TYPES = (str, int, float, list, tuple)
 
 
-def one_line(text: str) -> str:
+def printable(text: str) -> str:
     """User input as printable text, for messages."""
     return text if text.isprintable() else repr(text)
 

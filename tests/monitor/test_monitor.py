@@ -139,7 +139,9 @@ def test_a_killed_run_is_told_from_a_running_one(tmp_path: Path) -> None:
     assert found["silent"].why.startswith("its process was killed or its machine is gone; last sign of life ")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has its start by the clock only")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells when a process started without the clock"
+)
 def test_a_run_stays_running_when_the_clock_is_adjusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
