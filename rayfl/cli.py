@@ -22,7 +22,7 @@ from rich.text import Text
 
 from rayfl import files
 from rayfl.display import Output, short
-from rayfl.errors import ClientError, ConfigError, DataError, RayflError, nearest
+from rayfl.errors import ArgumentError, ClientError, ConfigError, DataError, RayflError, nearest
 from rayfl.units import counted, size
 
 if TYPE_CHECKING:
@@ -931,7 +931,8 @@ def main() -> None:
             print(f"{traceback}error: {error}", file=sys.stderr)
         sys.exit(1)
     except RayflError as error:
-        print(f"error: {error}", file=sys.stderr)
+        text = error.as_option if isinstance(error, ArgumentError) else error
+        print(f"error: {text}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # rayfl list | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit

@@ -35,6 +35,15 @@ class ConfigError(RayflError):
         return f"{self.where}: {self.what}" + (f"; {self.remedy}" if self.remedy else "")
 
 
+class ArgumentError(ConfigError):
+    """An argument is wrong; ``where`` is its name: ``size`` is ``--size`` on the command line."""
+
+    @property
+    def as_option(self) -> str:
+        """The message as the command line prints it."""
+        return f"--{self.where.replace('_', '-')}{str(self)[len(self.where) :]}"
+
+
 def one_line(error: object) -> str:
     """The message of another library's error without line breaks, shortened, as part of another message."""
     text = " ".join(str(error).split()) or type(error).__name__

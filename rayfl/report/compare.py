@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from rayfl import files
-from rayfl.errors import ConfigError
+from rayfl.errors import ArgumentError
 from rayfl.report.charts import Line, Metric, box, curves, pareto
 from rayfl.report.files import RunFiles
 from rayfl.report.html import (
@@ -188,8 +188,8 @@ class Comparison:
         """See :func:`write_comparison`."""
         path = out / "comparison.html" if out.is_dir() else out
         if path.suffix == ".csv":
-            raise ConfigError(
-                "--out", f"{out} is the name of a table", "name a page, such as comparison.html"
+            raise ArgumentError(
+                "out", f"{out} is the name of a table", "name a page, such as comparison.html"
             )
         files.make(path.parent, parents=True)
         files.write(path.with_suffix(".csv"), self.frame.to_csv(index=False))

@@ -31,7 +31,7 @@ from rayfl.data.heterogeneity.distances import (
     distance_matrix,
     draw_clients,
 )
-from rayfl.errors import ConfigError, DataError, nearest
+from rayfl.errors import ArgumentError, DataError, nearest
 from rayfl.report import maps
 from rayfl.report.charts import (
     Colour,
@@ -210,9 +210,9 @@ def views(config: Config, measures: Sequence[str] = (), compare: int = 100) -> l
     """
     for name in measures:
         if name not in MEASURES:
-            raise ConfigError("--measures", f"no measure {name!r}", nearest(name, MEASURES))
+            raise ArgumentError("measures", f"no measure {name!r}", nearest(name, MEASURES))
     if compare < 2:
-        raise ConfigError("--compare", f"got {compare}", "expected 2 clients or more")
+        raise ArgumentError("compare", f"got {compare}", "expected 2 clients or more")
     partition = config.partition
     stages = build_stages(
         read(config.data, config.data.root or data_root(), config.public_samples, config.seed),
@@ -391,8 +391,8 @@ def write(view: View, folder: Path) -> list[Path]:
         files.append(folder / "index.html")
         files[-1].write_text(render(page_of(view)), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            "--out", f"{folder} cannot be written ({error.strerror or error})", "name another folder"
+        raise ArgumentError(
+            "out", f"{folder} cannot be written ({error.strerror or error})", "name another folder"
         ) from None
     return files
 

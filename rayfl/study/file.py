@@ -16,7 +16,7 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator, model
 
 from rayfl.config.mistakes import explain
 from rayfl.config.text import NOT_YAML, as_value, parse, problem_of
-from rayfl.errors import ConfigError, nearest, type_of
+from rayfl.errors import ArgumentError, ConfigError, nearest, type_of
 from rayfl.settings import Section
 from rayfl.study.claims import parse as parse_claim
 from rayfl.units import counted
@@ -605,7 +605,7 @@ def take(
     if size:
         study = _with_size(study, given, size)
     if only:
-        study = _with_methods(study, only, "--only")
+        study = _with_methods(study, only, ArgumentError, "only")
     changes: dict[str, Any] = {}
     for text in settings:
         key, equals, value = text.partition("=")
@@ -623,7 +623,7 @@ def take(
         if study.tune is not None:
             _check_tuning_seeds(study.tune, seed_update.get("seeds", ()))
     except ValueError as error:
-        raise ConfigError("--seeds", str(error)) from None
+        raise ArgumentError("seeds", str(error)) from None
     try:
         _check_shared(changes, "settings")
     except ValueError as error:
@@ -679,7 +679,7 @@ _REMEDY = "expected name, base, methods and so on; 'rayfl init study' writes one
 
 def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> StudyFile:
     if size not in study.sizes:
-        raise ConfigError("--size", f"the study has no size {size!r}", nearest(size, study.sizes))
+        raise ArgumentError("size", f"the study has no size {size!r}", nearest(size, study.sizes))
     chosen = study.sizes[size]
     content = {key: value for key, value in file_content.items() if key != "sizes"}
     content["settings"] = _merged(study.settings, chosen.settings)
@@ -693,7 +693,7 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
     sized = _validated(content)
     if chosen.expected:
         _check_figures(sized)
-    return _with_methods(sized, chosen.only, f"sizes.{size}.only") if chosen.only else sized
+    return _with_methods(sized, chosen.only, ConfigError, f"sizes.{size}.only") if chosen.only else sized
 
 
 def _merged(settings: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
@@ -709,11 +709,11 @@ def _merged(settings: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
-def _with_methods(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
+def _with_methods(study: StudyFile, only: Sequence[str], mistake: type[ConfigError], where: str) -> StudyFile:
     """The study with some of its methods; claims and figures of the others are dropped."""
     for label in only:
         if label not in study.methods:
-            raise ConfigError(where, f"no method {label!r}", nearest(label, study.methods))
+            raise mistake(where, f"no method {label!r}", nearest(label, study.methods))
     methods = {label: method for label, method in study.methods.items() if label in only}
     expected = []
     for published in study.expected:

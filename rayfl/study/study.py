@@ -15,7 +15,7 @@ from typing import Any
 
 from rayfl import files
 from rayfl.config.text import dump
-from rayfl.errors import ConfigError, RayflError
+from rayfl.errors import ArgumentError, ConfigError, RayflError
 from rayfl.events import RunEvent
 from rayfl.rundir import clean
 from rayfl.study import archive as archives
@@ -309,7 +309,7 @@ def _choose_settings(prepared: Prepared, runner: Runner) -> tuple[tuning.Chosen,
 def _search_settings(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, list[dict[str, Any]]]:
     """Draw settings for one method after another; searches that have ended before are not repeated."""
     if runner.inline:
-        raise ConfigError("--inline", "a search needs Ray", "list the values instead, or leave --inline out")
+        raise ArgumentError("inline", "a search needs Ray", "list the values instead, or use Ray")
     assert study.tune is not None
     outcomes = []
     for label in searching.methods_to_search(study):

@@ -61,7 +61,7 @@ def test_a_place_that_cannot_be_written_is_one_line(make_run: MakeRun, tmp_path:
     (tmp_path / "file").write_text("")
     with pytest.raises(RayflError, match="file"):
         write_comparison([make_run("one")], tmp_path / "file" / "page.html")
-    with pytest.raises(RayflError, match=r"--out: .*all.csv is the name of a table"):
+    with pytest.raises(RayflError, match=r"^out: .*all.csv is the name of a table"):
         write_comparison([make_run("two")], tmp_path / "all.csv")
 
 

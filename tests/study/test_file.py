@@ -310,9 +310,9 @@ def test_a_bad_study_is_refused_in_a_line(values: dict[str, Any], text: str, tmp
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"size": "smok"}, "--size: the study has no size 'smok'; did you mean 'smoke'?"),
-        ({"only": ["PACFLL"]}, "--only: no method 'PACFLL'; did you mean 'PACFL'?"),
-        ({"seeds": "x"}, "--seeds: 'x' is not a seed"),
+        ({"size": "smok"}, "size: the study has no size 'smok'; did you mean 'smoke'?"),
+        ({"only": ["PACFLL"]}, "only: no method 'PACFLL'; did you mean 'PACFL'?"),
+        ({"seeds": "x"}, "seeds: 'x' is not a seed"),
         ({"settings": ["rounds"]}, "rounds: not an override"),
         ({"settings": ["seed=3"]}, "settings.seed: set the study's seeds"),
         ({"settings": ["training.lr=3"]}, "training.lr=3: is an axis of the grid"),

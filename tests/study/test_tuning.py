@@ -131,7 +131,7 @@ def test_a_method_without_a_trial_that_finished_is_refused(tmp_path: Path, per: 
 
 def test_seeds_of_the_command_line_are_no_seeds_of_tune_either(tmp_path: Path) -> None:
     assert take(TUNED, tmp_path, seeds="98-99").seeds == (98, 99)
-    with pytest.raises(ConfigError, match=r"^--seeds: tune.seeds: 100 is one of the study's seeds"):
+    with pytest.raises(ConfigError, match=r"^seeds: tune.seeds: 100 is one of the study's seeds"):
         take(TUNED, tmp_path, seeds="99-100")
 
 
