@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -628,6 +628,10 @@ class Assignment:
     notes: tuple[str, ...] = ()
 
 
+TestSamples: TypeAlias = int | Literal["auto", "all", "whole_labels"]
+"""Values of ``partition.test_samples``."""
+
+
 class Partition(Section):
     """A way to divide training data among clients, chosen by name; subclasses are files of
     ``rayfl/data/partitions``.
@@ -639,11 +643,12 @@ class Partition(Section):
     validation: float = Field(
         0.1, ge=0, lt=1, description="fraction of each client's samples kept for validation"
     )
-    test_samples: int | Literal["auto", "all"] = Field(
+    test_samples: TestSamples = Field(
         "auto",
         description="maximum number of test samples per client: a number >= 1, 'all' that follow its "
         "label distribution, or 'auto' (all, unless the clients together would hold more "
-        "than 20 million)",
+        "than 20 million). 'whole_labels': all test samples of every label that it has, in "
+        "whatever proportion (code of FLIS and PACFL)",
     )
 
     def check(self) -> None:

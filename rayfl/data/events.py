@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
 
-from rayfl.data.base import Assignment, Federation, Names, Partition, Ragged, Samples, called
+from rayfl.data.base import Assignment, Federation, Names, Partition, Ragged, Samples, TestSamples, called
 from rayfl.data.federation import (
     assigned_by,
     check_settings,
     client_tests,
-    most_tests,
     names_unless_numbers,
+    rule_of,
     split,
     with_label_maps,
     without_partition_fields,
@@ -208,7 +208,7 @@ def build_stages(
     events: Sequence[BaseEvent],
     *,
     validation: float,
-    test_samples: int | Literal["auto", "all"] | None,
+    test_samples: TestSamples | None,
     seed: int,
     rounds: int,
 ) -> tuple[Stage, ...]:
@@ -249,7 +249,7 @@ def build_stages(
     events = numbered(events, names)
     newcomers = _with_named_newcomers(events, newcomers, names, len(assignment.clients))
     samples, maps = with_label_maps(without_partition_fields(samples), assignment)
-    shares = Shares(validation, most_tests(test_samples, len(assignment.clients)), seed)
+    shares = Shares(validation, rule_of(test_samples, len(assignment.clients)), seed)
     population = _initial_population(samples, assignment, maps, newcomers, shares)
 
     initial = population
@@ -410,7 +410,7 @@ def _initial_population(
     assigned, groups = Ragged.of(assignment.clients), assignment.groups
     train, held_out = split(assigned, shares.validation, shares.seed)
     names = names_unless_numbers(assignment.names)
-    tests = client_tests(samples, assigned, assignment.test, shares.limit, shares.seed, names)
+    tests = client_tests(samples, assigned, assignment.test, shares.tests, shares.seed, names)
     active = np.ones(len(assigned), bool)
     for ids in newcomers.values():
         active[ids] = False

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.data.base import Assignment, Federation, Names, Partition, Ragged, Ranges, Samples, called
+from rayfl.data.base import (
+    Assignment,
+    Federation,
+    Names,
+    Partition,
+    Ragged,
+    Ranges,
+    Samples,
+    TestSamples,
+    called,
+)
 from rayfl.errors import ConfigError, DataError, type_of
 from rayfl.plugins import call_part, is_own
 from rayfl.random import generator
@@ -63,7 +73,7 @@ def build_federation(
     partition: Partition,
     *,
     validation: float,
-    test_samples: int | Literal["auto", "all"] | None,
+    test_samples: TestSamples | None,
     seed: int,
 ) -> Federation:
     """Divide a dataset among clients.
@@ -74,13 +84,15 @@ def build_federation(
         validation: fraction of each client's training samples that is set aside, in [0, 1); at least one
             training sample stays.
         test_samples: maximum number of test samples per client; ``"auto"``: ``max(50, 20_000_000 // N)``;
-            ``"all"`` or None: as many as follow its label distribution.
+            ``"all"`` or None: as many as follow its label distribution; ``"whole_labels"``: all of every
+            label that it has.
         seed: key of all draws.
 
     Returns:
         The federation. Every list of indices is ascending. Unless the partition assigns test samples, the
         test part of a client has the proportions of the labels (and domains) of all samples it was assigned,
-        including the validation part; labels without test samples are left out. If the partition gives
+        including the validation part, or all test samples of these; labels without test samples are left
+        out. If the partition gives
         clients label maps, all three parts contain virtual ids (see :class:`Samples`).
 
     Raises:
@@ -93,8 +105,8 @@ def build_federation(
     samples, maps = with_label_maps(without_partition_fields(samples), assignment)
     names = names_unless_numbers(assignment.names)
     train, held_out = split(assigned, validation, seed)
-    cap = most_tests(test_samples, len(assigned))
-    test = client_tests(samples, assigned, assignment.test, cap, seed, names)
+    rule = rule_of(test_samples, len(assigned))
+    test = client_tests(samples, assigned, assignment.test, rule, seed, names)
     if maps is not None:
         train, held_out = (seen_through(lists, maps, len(samples.y_train)) for lists in (train, held_out))
         test = seen_through(test, maps, len(samples.y_test))
@@ -115,9 +127,7 @@ def names_unless_numbers(names: Names | None) -> Names | None:
     return names
 
 
-def check_settings(
-    samples: Samples, validation: float, test_samples: int | Literal["auto", "all"] | None
-) -> None:
+def check_settings(samples: Samples, validation: float, test_samples: TestSamples | None) -> None:
     """Refuse settings from which no federation can be built.
 
     Raises:
@@ -127,7 +137,9 @@ def check_settings(
         raise ConfigError("partition.validation", f"{validation} is not a fraction", "it must lie in [0, 1)")
     if isinstance(test_samples, int) and test_samples < 1:
         raise ConfigError(
-            "partition.test_samples", f"{test_samples} is too few", "it must be at least 1, 'auto' or 'all'"
+            "partition.test_samples",
+            f"{test_samples} is too few",
+            "it must be at least 1, 'auto', 'all' or 'whole_labels'",
         )
     if (samples.domain_train is None) != (samples.domain_test is None):
         raise DataError(
@@ -135,11 +147,26 @@ def check_settings(
         )
 
 
-def most_tests(test_samples: int | Literal["auto", "all"] | None, clients: int) -> int | None:
-    """Maximum number of test samples per client; None: no limit."""
+@dataclass(frozen=True)
+class TestRule:
+    """Which test samples a client gets if none are its own.
+
+    Attributes:
+        most: maximum number; None: no limit.
+        whole_labels: all of every label that it has, instead of as many as have its label distribution.
+    """
+
+    most: int | None = None
+    whole_labels: bool = False
+
+
+def rule_of(test_samples: TestSamples | None, clients: int) -> TestRule:
+    """The rule that ``partition.test_samples`` stands for, for this number of clients."""
     if test_samples == "auto":
-        return max(_AUTO_LEAST, _AUTO_TOTAL // clients)
-    return test_samples if isinstance(test_samples, int) else None
+        return TestRule(max(_AUTO_LEAST, _AUTO_TOTAL // clients))
+    if isinstance(test_samples, int):
+        return TestRule(test_samples)
+    return TestRule(whole_labels=test_samples == "whole_labels")
 
 
 def with_label_maps(samples: Samples, assignment: Assignment) -> tuple[Samples, NDArray[np.int64] | None]:
@@ -200,19 +227,24 @@ def client_tests(
     samples: Samples,
     assigned: Ragged,
     own_tests: list[NDArray[np.integer]] | Ragged | None,
-    cap: int | None,
+    rule: TestRule,
     seed: int,
     names: Names | None = None,
 ) -> Ragged:
-    """The test samples of every client ``(n_i,)``: those in ``own_tests``, or if that is None, samples with
-    the label distribution of its training samples; at most ``cap``.
+    """The test samples of every client ``(n_i,)``: at most ``rule.most`` of those in ``own_tests``, or if
+    that is None, samples with the labels of its training samples, as the rule says.
 
     Raises:
-        DataError: if a client would have none.
+        DataError: if a client would have none, or has its own where the rule asks for others.
     """
     if own_tests is None:
-        return _tests_by_label_shares(samples, assigned, cap, seed, names)
-    tests = Ragged.of(own_tests)
+        return _tests_by_labels(samples, assigned, rule, seed, names)
+    if rule.whole_labels:
+        raise DataError(
+            "partition.test_samples: whole_labels, but clients have test samples of their own; use a number "
+            "or 'all'"
+        )
+    cap, tests = rule.most, Ragged.of(own_tests)
     untested = np.flatnonzero(tests.sizes == 0)
     if len(untested):
         raise DataError(
@@ -230,13 +262,14 @@ def client_tests(
     return Ragged.ascending(np.concatenate(lists), np.minimum(tests.sizes, cap))
 
 
-def _tests_by_label_shares(
-    samples: Samples, assigned: Ragged, cap: int | None, seed: int, names: Names | None
+def _tests_by_labels(
+    samples: Samples, assigned: Ragged, rule: TestRule, seed: int, names: Names | None
 ) -> Ragged:
-    """The test samples of every client, in the proportions of its training samples.
+    """The test samples of every client: all of the labels that it has, or in the proportions of its training
+    samples.
 
     Strata ``c`` are the pairs of domain and label. With ``p_ic`` the share of stratum c among client i's
-    samples and ``t_c`` its number of test samples, client i gets the largest ``m_i <= cap`` for which
+    samples and ``t_c`` its number of test samples, client i gets the largest ``m_i <= rule.most`` for which
     ``m_i p_ic <= t_c`` for all c, rounded by largest remainder. In each stratum it gets the first samples of
     one fixed shuffle, so clients share test samples. Scarce strata (:func:`scarce_strata`) do not limit the
     ``m_i`` of a client that also has others: if a scarce stratum has fewer test samples than the client's
@@ -249,7 +282,7 @@ def _tests_by_label_shares(
 
     shuffled = generator(seed, "test").permutation(len(strata_test)).astype(np.int32)
     pool = shuffled[np.argsort(strata_test[shuffled], kind="stable")]
-    drawn = _Drawn(strata_train, available, scarce, pool, cap)
+    drawn = _Drawn(strata_train, available, scarce, pool, rule)
     parts: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
     sizes: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     untested: list[int] = []
@@ -268,21 +301,21 @@ def _tests_by_label_shares(
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Draws the test samples of clients: see :func:`_tests_by_label_shares`.
+    """Draws the test samples of clients: see :func:`_tests_by_labels`.
 
     Attributes:
         strata: the stratum of every training sample ``(n,)``.
         available: number of test samples in each stratum ``(S,)``.
         scarce: which strata are scarce ``(S,)``.
         pool: all test samples, sorted by stratum; within a stratum in the order in which they are assigned.
-        cap: maximum number of test samples per client.
+        rule: for all clients.
     """
 
     strata: NDArray[np.int64]
     available: NDArray[np.int64]
     scarce: NDArray[np.bool_]
     pool: NDArray[np.int32]
-    cap: int | None
+    rule: TestRule
 
     def of(self, assigned: Ragged) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The test samples of these clients, and their number per client ``(l,)``; if that is 0 for any
@@ -299,12 +332,14 @@ class _Drawn:
         if not size.all():
             return self.pool[:0], size
 
-        most = available[stratum] * size[client] // counts  # m_i as far as this stratum allows
         starts = np.searchsorted(client, np.arange(len(assigned)))
+        if self.rule.whole_labels:
+            return self._first(stratum, available[stratum]), np.add.reduceat(available[stratum], starts)
+        most = available[stratum] * size[client] // counts  # m_i as far as this stratum allows
         has_others = np.logical_or.reduceat(~self.scarce[stratum], starts)[client]
         total = np.minimum.reduceat(np.where(self.scarce[stratum] & has_others, _UNLIMITED, most), starts)
-        if self.cap is not None:
-            total = np.minimum(total, self.cap)
+        if self.rule.most is not None:
+            total = np.minimum(total, self.rule.most)
         quota = total[client] * counts
         take, remainder = quota // size[client], quota % size[client]
         missing = total - np.add.reduceat(take, starts)
@@ -313,10 +348,14 @@ class _Drawn:
         rank[by_remainder] = np.arange(len(client)) - starts[client]
         take += rank < missing[client]
         take = np.minimum(take, available[stratum])
+        return self._first(stratum, take), np.add.reduceat(take, starts)
 
-        pool_start = np.cumsum(available) - available
+    def _first(self, stratum: NDArray[np.int64], take: NDArray[np.int64]) -> NDArray[np.int32]:
+        """The first ``take`` ``(P,)`` samples of each stratum ``(P,)`` in the pool, one after another."""
+        pool_start = np.cumsum(self.available) - self.available
         place = np.arange(int(take.sum())) + np.repeat(pool_start[stratum] - (np.cumsum(take) - take), take)
-        return self.pool[place], np.add.reduceat(take, starts)
+        first: NDArray[np.int32] = self.pool[place]
+        return first
 
 
 def _by_remainder(

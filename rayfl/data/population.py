@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.data.base import Federation, Names, Ragged, Samples
-from rayfl.data.federation import client_tests, seen_through, split, strata_of
+from rayfl.data.federation import TestRule, client_tests, seen_through, split, strata_of
 from rayfl.data.redeal import redeal
 
 Ids = NDArray[np.int64]
@@ -23,10 +23,10 @@ _LAST_RESORT_WEIGHT = 1e-9
 
 @dataclass(frozen=True)
 class Shares:
-    """How a client's samples are split: the validation fraction, the most test samples, and the seed."""
+    """How a client's samples are split: the validation fraction, which test samples, and the seed."""
 
     validation: float
-    limit: int | None
+    tests: TestRule
     seed: int
 
 
@@ -129,7 +129,7 @@ class Population:
         new = Ragged.of(lists)
         train, validation = split(new, shares.validation, shares.seed, event)
         names = None if self.names is None else self.names[ids]
-        test = client_tests(self.samples, new, None, shares.limit, shares.seed, names)
+        test = client_tests(self.samples, new, None, shares.tests, shares.seed, names)
         return replace(
             self,
             train=_with_lists(self.train, ids, train),

@@ -396,6 +396,17 @@ def test_drift_to_another_group() -> None:
         assert abs(int(counts[4]) - 5) <= 2  # as the others of group 2, who have 10 samples of two labels
 
 
+def test_drifted_clients_are_tested_on_whole_labels() -> None:
+    partition = make("tasks", tasks=[{**task, "samples": 10} for task in GROUPED])
+    drift = {"name": "drift", "round": 5, "clients": 2, "kind": "group", "to": 2}
+    stages = stages_of([drift], partition, test_samples="whole_labels")
+    assert stages[1].drifted.size
+    for federation in (stage.federation for stage in stages):
+        for client, tests in enumerate(federation.test):
+            own = np.isin(federation.samples.y_test, federation.samples.y_train[held_by(federation, client)])
+            assert tests.tolist() == np.flatnonzero(own).tolist()
+
+
 def test_named_clients_that_are_in_the_new_group_keep_their_data() -> None:
     partition = make("tasks", tasks=[{**task, "samples": 10} for task in GROUPED])
     drift = {"name": "drift", "round": 5, "kind": "group", "to": 2}

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from rayfl.data import (
     DATASETS,
@@ -101,6 +102,43 @@ def test_test_part_follows_domains() -> None:
     for client, part in enumerate(federation.test):
         assert set(samples.domain_test[part]) == {client}
         assert np.bincount(samples.y_test[part]).tolist() == [client + 1] * 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(clients=st.integers(1, 8), domains=st.integers(1, 3), seed=st.integers(0, 10_000))
+def test_whole_labels_are_all_test_samples_of_a_clients_labels(clients: int, domains: int, seed: int) -> None:
+    """By definition, in plain Python; of the domains that the client has them in. Training parts do not
+    depend on it."""
+    rng = np.random.default_rng(seed)
+    samples = samples_of(
+        np.arange(60) % 4,
+        rng.integers(0, 4, 200),
+        domain_train=(np.arange(60) // 4 % domains).tolist(),
+        domain_test=rng.integers(0, domains, 200).tolist(),
+    )
+    assert samples.domain_train is not None
+    assert samples.domain_test is not None
+    partition = PARTITIONS["dirichlet"](clients=clients, alpha=0.5, attempts=1000)
+    given: dict[str, Any] = {"samples": samples, "partition": partition, "validation": 0, "seed": seed}
+    federation = build_federation(test_samples="whole_labels", **given)
+    kinds = list(zip(samples.domain_test.tolist(), samples.y_test.tolist(), strict=True))
+    for train, test in zip(federation.train, federation.test, strict=True):
+        own = set(zip(samples.domain_train[train].tolist(), samples.y_train[train].tolist(), strict=True))
+        assert test.tolist() == [place for place, kind in enumerate(kinds) if kind in own]
+    assert same(federation, build_federation(test_samples="all", **given), "train")
+
+
+def test_whole_labels_are_refused_for_clients_with_test_samples_of_their_own() -> None:
+    class OwnTests(Given):
+        @override
+        def assign(self, samples: Samples, seed: int) -> Assignment:
+            return replace(super().assign(samples, seed), test=[np.array([0]), np.array([1])])
+
+    partition = OwnTests(clients=2, parts=((0,), (1,)))
+    with pytest.raises(DataError, match=r"partition\.test_samples: whole_labels, but clients have test"):
+        build_federation(
+            samples_of([0, 1], [0, 1]), partition, validation=0, test_samples="whole_labels", seed=0
+        )
 
 
 def test_labels_without_test_samples() -> None:
