@@ -18,7 +18,7 @@ from rayfl.config import kinds
 from rayfl.config.mistakes import explain
 from rayfl.config.objects import bring_classes, modules_of, plain
 from rayfl.config.schema import EXCLUDED, USED_BY_SOME, Config
-from rayfl.config.text import NOT_YAML, parse, problem_of
+from rayfl.config.text import NOT_YAML, as_value, parse, problem_of
 from rayfl.config.words import describe, printable, sections, shown
 from rayfl.data import DATASETS
 from rayfl.errors import ConfigError, nearest, type_of
@@ -222,10 +222,14 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
 
     Naming another part, as in ``algorithm=pacfl``, drops the settings of the part that it replaces. Setting
     one of two settings that exclude each other drops the other, unless the overrides set both.
+
+    Raises:
+        ConfigError: if an override cannot be read, or has no effect since a later one replaces its section.
     """
     result = copy.deepcopy(dict(settings))
     overrides = list(overrides)
     override_paths = {text.partition("=")[0].strip() for text in overrides}
+    earlier_paths: list[str] = []
     for text in overrides:
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
@@ -237,11 +241,27 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
             raise ConfigError(
                 printable(path), f"{value!r} is not a YAML value", "quote it if it is text"
             ) from None
+        if isinstance(parsed, Mapping):
+            _refuse_replaced(earlier_paths, path.strip(), parsed)
+        earlier_paths.append(path.strip())
         excluded = EXCLUDED.get(path.strip())
         if excluded is not None and excluded not in override_paths and parsed is not None:
             _assign(result, excluded.split("."), None)  # a default of the algorithm must not bring it back
         _assign(result, _current_path(result, keys), parsed)
     return result
+
+
+def _refuse_replaced(earlier_paths: Sequence[str], section: str, mapping: Mapping[str, Any]) -> None:
+    """Refuse overrides of a section's settings before one that replaces the section without naming them.
+
+    Raises:
+        ConfigError
+    """
+    for path in earlier_paths:
+        inner = path.removeprefix(f"{section}.")
+        if inner != path and inner.partition(".")[0] not in mapping:
+            what = f"has no effect, since {section}={as_value(mapping)} comes later and replaces the section"
+            raise ConfigError(path, what, "give it inside of the braces, or after them")
 
 
 def names_first(overrides: Sequence[str]) -> list[str]:
@@ -264,10 +284,14 @@ def names_first(overrides: Sequence[str]) -> list[str]:
     return ordered
 
 
+_NAME = re.compile(r"""\s*(["']?)[A-Za-z_][\w.:/-]*\1\s*""")
+"""A name as the value of an override; study files quote it."""
+
+
 def _overridden_part(text: str) -> tuple[str, bool]:
     """The path that an override sets, without ``.name``; and whether its value may be a name."""
     path, _, value = text.partition("=")
-    return path.strip().removesuffix(".name"), re.fullmatch(r"\s*[A-Za-z_][\w.:/-]*\s*", value) is not None
+    return path.strip().removesuffix(".name"), _NAME.fullmatch(value) is not None
 
 
 def _current_path(settings: Mapping[str, Any], path: Sequence[str]) -> list[str]:

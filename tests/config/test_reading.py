@@ -260,6 +260,7 @@ def test_settings_without_a_name_belong_to_the_default_part():
     [
         (["partition.clients=6", "partition=iid"], {"name": "iid", "clients": 6}),
         (["partition=iid", "partition.clients=6"], {"name": "iid", "clients": 6}),
+        (["partition.clients=6", "partition='iid'"], {"name": "iid", "clients": 6}),
         (
             ["partition.clients=6", "partition.name=dirichlet", "partition.alpha=0.1"],
             {"name": "dirichlet", "clients": 6, "alpha": 0.1},
@@ -276,6 +277,20 @@ def test_what_is_said_of_a_part_holds_for_the_part_that_is_named(
     """In whichever order they stand; of a comparison's other methods too."""
     for config in (load("digits-demo", overrides), variant("digits-demo", overrides, "fedavg")):
         assert {name: getattr(config.partition, name) for name in expected} == expected
+
+
+def test_a_setting_that_a_later_section_replaces_is_refused() -> None:
+    """It would have no effect."""
+    for section in ("{}", "{name: iid}", "{name: label_skew, rho: 0.5}"):
+        with pytest.raises(
+            ConfigError, match=r"^partition\.clients: has no effect, since partition=\{"
+        ) as caught:
+            load("digits-demo", ["partition.clients=6", f"partition={section}"])
+        assert "\n" not in str(caught.value)
+    config = load("digits-demo", ["partition={name: iid}", "partition.clients=6"])
+    assert (config.partition.name, config.partition.clients) == ("iid", 6)
+    nested = load("pacfl-fmnist", ["clustering.signature.p=4", "clustering.signature={name: subspace, p: 5}"])
+    assert nested.clustering.signature.p == 5
 
 
 def test_a_setting_that_the_named_part_lacks_is_refused_wherever_it_stands() -> None:

@@ -13,6 +13,7 @@ from rayfl.config.text import parse
 from rayfl.errors import RayflError
 from rayfl.study import prepare, read, take
 from rayfl.study.file import points_of, seeds_of
+from rayfl.study.plan import plan
 
 GOOD = """
 name: who-profits
@@ -80,6 +81,21 @@ def test_a_claim_may_name_a_point_that_is_no_number(
         "claims": [{"claim": "PACFL.accuracy_mean > 0", "at": {axis: at}}],
     }
     assert len(prepare(take(study, tmp_path)).statements) == 1
+
+
+def test_a_part_of_the_grid_keeps_what_the_settings_say_of_it(tmp_path: Path) -> None:
+    content = {
+        "name": "s",
+        "settings": {"data": "digits", "partition.validation": 0, "partition": {"clients": 7}},
+        "methods": {"FedAvg": {"algorithm": "fedavg"}},
+        "grid": {"skew": {"a": {"partition": {"name": "dirichlet", "alpha": 1}}, "b": {"partition": "iid"}}},
+        "seeds": 0,
+    }
+    partitions = [run.config.partition for run in plan(take(content, tmp_path))]
+    assert [(each.name, each.clients, each.validation) for each in partitions] == [
+        ("dirichlet", 7, 0),
+        ("iid", 7, 0),
+    ]
 
 
 def test_a_column_with_a_number_may_be_in_quotes(tmp_path: Path) -> None:
