@@ -18,7 +18,7 @@ from rayfl.config import kinds
 from rayfl.config.mistakes import explain
 from rayfl.config.objects import bring_classes, modules_of, plain
 from rayfl.config.schema import EXCLUDED, USED_BY_SOME, Config
-from rayfl.config.text import NOT_YAML, as_value, parse, problem_of
+from rayfl.config.text import NOT_YAML, parse, problem_of
 from rayfl.config.words import describe, printable, sections, shown
 from rayfl.data import DATASETS
 from rayfl.errors import ConfigError, nearest, type_of
@@ -260,7 +260,7 @@ def _refuse_replaced(earlier_paths: Sequence[str], section: str, mapping: Mappin
     for path in earlier_paths:
         inner = path.removeprefix(f"{section}.")
         if inner != path and inner.partition(".")[0] not in mapping:
-            what = f"has no effect, since {section}={as_value(mapping)} comes later and replaces the section"
+            what = f"has no effect, since {section}={{...}} comes later and replaces the section"
             raise ConfigError(path, what, "give it inside of the braces, or after them")
 
 
