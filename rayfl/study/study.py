@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
+
+from typing_extensions import Unpack
 
 from rayfl import files
 from rayfl.config.text import dump
@@ -148,26 +150,35 @@ class Runner:
             self.watch.done(by_key[job.key], outcome)
 
 
+class _Options(TypedDict, total=False):
+    """What to take of a study file: see :func:`rayfl.study.read`."""
+
+    size: str
+    settings: Sequence[str]
+    only: Sequence[str]
+    seeds: str | None
+
+
 def run_study(
     source: StudyFile | Mapping[str, Any] | Path | str,
-    settings: Sequence[str] = (),
-    size: str = "",
-    seeds: str | None = None,
     folder: Path | str | None = None,
+    *,
     inline: bool = False,
     jobs: int | None = None,
+    archive: Path | str | None = None,
+    **options: Unpack[_Options],
 ) -> Study:
     """Run a study from Python, as ``rayfl study`` does.
 
     Args:
-        source: a study file, or its content; or what :func:`rayfl.study.read` returns, which can also leave
-            out methods (``only``).
-        settings: overrides of all runs, such as ``"rounds=5"``.
-        size: a size that the file defines.
-        seeds: replace the file's, such as ``"0-9"``.
+        source: a study file, its content, or what :func:`rayfl.study.read` returns.
         folder: for tables and figures; default: ``studies/<name>``.
         inline: run everything in this process, one run after another, without Ray.
         jobs: number of parallel runs; None to choose.
+        archive: a folder of finished runs to take from and to add to.
+        options: as for :func:`rayfl.study.read`: ``size`` (one that the file defines), ``settings``
+            (overrides of all runs, such as ``["rounds=5"]``), ``only`` (labels of methods), ``seeds``
+            (such as ``"0-9"``).
 
     Returns:
         The study with its runs, table, claims and figures.
@@ -175,18 +186,21 @@ def run_study(
     Raises:
         ConfigError, DataError: before anything runs, in one line.
     """
-    if not isinstance(source, StudyFile):
-        study = _read_source(source, size, settings, seeds)
-    elif size or settings or seeds is not None:
+    if isinstance(source, Mapping):
+        study = take(source, Path.cwd(), **options)
+    elif not isinstance(source, StudyFile):
+        study = read(source, **options)
+    elif options:
         raise ConfigError(
-            "source", "has been read already", "give size, settings and seeds to rayfl.study.read"
+            "source", "has been read already", f"give {' and '.join(options)} to rayfl.study.read"
         )
     else:
         study = source
     prepared = prepare(study)
     results_folder = Path(os.path.expanduser(folder)) if folder else folder_of(study)
     check_folder(results_folder, study)
-    return execute(prepared, results_folder, inline, jobs)
+    archive_folder = None if archive is None else Path(os.path.expanduser(archive))
+    return execute(prepared, results_folder, inline, jobs, archive=archive_folder)
 
 
 def check_folder(folder: Path, study: StudyFile) -> None:
@@ -201,14 +215,6 @@ def check_folder(folder: Path, study: StudyFile) -> None:
         if os.path.samefile(folder / COPY, study.source):
             remedy = f"give another folder, or another name to {study.source}"
             raise ConfigError(str(folder), f"the results' {COPY} would replace the study file", remedy)
-
-
-def _read_source(
-    source: Mapping[str, Any] | Path | str, size: str, settings: Sequence[str], seeds: str | None
-) -> StudyFile:
-    if isinstance(source, Mapping):
-        return take(source, Path.cwd(), size, settings, (), seeds)
-    return read(source, size, settings, (), seeds)
 
 
 def folder_of(study: StudyFile) -> Path:

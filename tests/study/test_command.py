@@ -157,16 +157,22 @@ def test_a_run_that_fails_is_an_error(folder: Path, capsys: pytest.CaptureFixtur
 def test_a_study_that_was_read_has_its_seeds_and_settings(folder: Path) -> None:
     """They would be ignored."""
     study = read("typed.yaml", seeds="0")
-    for ignored in ({"seeds": "1"}, {"size": "smoke"}, {"settings": ["rounds=3"]}):
-        with pytest.raises(ConfigError, match=r"give size, settings and seeds to rayfl\.study\.read"):
+    for ignored in ({"seeds": "1"}, {"size": "smoke"}, {"settings": ["rounds=3"]}, {"only": ["SOLO"]}):
+        with pytest.raises(ConfigError, match=rf"give {next(iter(ignored))} to rayfl\.study\.read"):
             run_study(study, inline=True, **ignored)  # type: ignore[arg-type]
 
 
-def test_a_part_from_python_leaves_the_results_of_the_whole(folder: Path) -> None:
+def test_a_part_from_python_leaves_the_results_of_the_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
     run_study("typed.yaml", seeds="0", inline=True, folder="whole")
-    part = run_study(read("typed.yaml", only=["FedAvg"], seeds="0"), inline=True)
+    part = run_study("typed.yaml", only=["FedAvg"], seeds="0", inline=True, archive="~/kept")
     assert part.folder == Path("studies/typed-FedAvg-seeds0")
     assert set(part.runs["method"]) == {"FedAvg"}
+    shutil.rmtree("runs")
+    again = run_study("typed.yaml", only=["FedAvg"], seeds="0", inline=True, archive="~/kept")
+    assert again.runs["seconds"].equals(part.runs["seconds"])  # out of the archive
 
 
 def test_a_part_of_a_study_has_a_folder_of_its_own() -> None:
