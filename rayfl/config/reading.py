@@ -241,7 +241,7 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
             raise ConfigError(
                 printable(path), f"{value!r} is not a YAML value", "quote it if it is text"
             ) from None
-        if isinstance(parsed, Mapping):
+        if isinstance(parsed, (Mapping, list)):
             _refuse_replaced(earlier_paths, path.strip(), parsed)
         earlier_paths.append(path.strip())
         excluded = EXCLUDED.get(path.strip())
@@ -251,15 +251,24 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
     return result
 
 
-def _refuse_replaced(earlier_paths: Sequence[str], section: str, mapping: Mapping[str, Any]) -> None:
-    """Refuse overrides of a section's settings before one that replaces the section without naming them.
+def _refuse_replaced(
+    earlier_paths: Sequence[str], section: str, value: Mapping[str, Any] | list[Any]
+) -> None:
+    """Refuse overrides of a section's settings, or of a list's items, before one that replaces the whole.
+
+    Settings that the later override names itself are allowed.
 
     Raises:
         ConfigError
     """
     for path in earlier_paths:
         inner = path.removeprefix(f"{section}.")
-        if inner != path and inner.partition(".")[0] not in mapping:
+        if inner == path:
+            continue
+        if isinstance(value, list):
+            what = f"has no effect, since {section}=[...] comes later and replaces the list"
+            raise ConfigError(path, what, "give it inside of the brackets, or after them")
+        if inner.partition(".")[0] not in value:
             what = f"has no effect, since {section}={{...}} comes later and replaces the section"
             raise ConfigError(path, what, "give it inside of the braces, or after them")
 

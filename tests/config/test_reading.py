@@ -293,6 +293,13 @@ def test_a_setting_that_a_later_section_replaces_is_refused() -> None:
     assert nested.clustering.signature.p == 5
 
 
+def test_an_item_of_a_list_that_a_later_list_replaces_is_refused() -> None:
+    events = "events=[{name: leave, round: 2, clients: [0]}]"
+    with pytest.raises(ConfigError, match=r"^events\.0\.round: has no effect, since events=\[\.\.\.\] comes"):
+        load("digits-demo", [events, "events.0.round=3", "events=[{name: leave, round: 1, clients: [1]}]"])
+    assert load("digits-demo", [events, "events.0.round=3"]).events[0].round == 3
+
+
 def test_a_setting_that_the_named_part_lacks_is_refused_wherever_it_stands() -> None:
     for overrides in (["partition.rho=0.3", "partition=iid"], ["partition=iid", "partition.rho=0.3"]):
         with pytest.raises(ConfigError, match=r"partition\.rho: no such setting in partition \(iid\)"):
