@@ -42,6 +42,20 @@ def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "staging"
 
 
+def wait_until_up(process: subprocess.Popen[bytes], url: str) -> None:
+    """Wait until a server that was started answers."""
+    answer = "nothing"
+    for _ in range(600):
+        assert process.poll() is None, f"{process.args} ended with {process.returncode}"
+        try:
+            urllib.request.urlopen(url).close()
+            return
+        except OSError as error:
+            answer = str(error)
+            time.sleep(0.2)
+    pytest.fail(f"{url}: {answer}")
+
+
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A bucket of a server on this machine."""
@@ -59,12 +73,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         try:
-            for _ in range(600):
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/").close()
-                    break
-                except OSError:
-                    time.sleep(0.2)
+            wait_until_up(process, f"http://127.0.0.1:{port}/moto-api/")
             address = f"127.0.0.1:{port}"
             server_at = fs.S3FileSystem(endpoint_override=address, scheme="http", allow_bucket_creation=True)
             server_at.create_dir("bucket")
@@ -92,12 +101,7 @@ def gs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ]
     process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/storage/v1/b/bucket").close()
-                break
-            except OSError:
-                time.sleep(0.2)
+        wait_until_up(process, f"http://127.0.0.1:{port}/storage/v1/b/bucket")
         yield f"gs://anonymous@bucket/runs?scheme=http&endpoint_override=127.0.0.1%3A{port}"
     finally:
         process.terminate()
