@@ -262,10 +262,11 @@ def study(
     study that was stopped.
     """
     from rayfl.display import text_tables
-    from rayfl.study import check_folder, execute, folder_of, prepare, read, tables
+    from rayfl.study import check_folder, check_parallel, execute, folder_of, prepare, read, tables
     from rayfl.study import claims as claim_rules
     from rayfl.study.progress import StudyDisplay
 
+    check_parallel(inline, jobs)
     prepared = prepare(read(file, size, overrides or [], only or [], seeds))
     if check and not prepared.statements:
         what, remedy = "the study has no claims to check", "add claims, or expected figures with a tolerance"

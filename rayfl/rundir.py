@@ -287,6 +287,14 @@ class RunDirectory:
             raise ConfigError(plain(root), "no run lies there", "name the folder of the runs, output.root")
         return cls.open(runs[-1].parent)
 
+    def without_checkpoint(self) -> RayflError:
+        """The error if a model is wanted and there is no checkpoint."""
+        if self.rounds_finished():
+            why = "has no checkpoint, and so no models, as runs from an archive; repeat the run elsewhere"
+        else:
+            why = "has no checkpoint yet; let the run finish first"
+        return RayflError(f"{self.path}: {why}")
+
     def is_empty(self) -> bool:
         """Whether no round is complete."""
         return self.rounds_complete() == 0

@@ -22,7 +22,7 @@ from rayfl.data.base import MoreSamples, Names, called, in_order
 from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.events import Stage
 from rayfl.data.own import draw_test_mask
-from rayfl.errors import ConfigError, DataError, RayflError
+from rayfl.errors import ConfigError, DataError
 from rayfl.evaluation import Ledger, Transfer, accuracy
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
@@ -109,7 +109,7 @@ def assign_newcomers(
     config = directory.config
     checkpoint_paths = checkpoints(directory.path / "checkpoints")
     if not checkpoint_paths:
-        raise RayflError(f"{directory.path}: has no checkpoint yet; let the run finish first")
+        raise directory.without_checkpoint()
     stages, host = building.build(config, directory.scaling)
     directory.verify(stages)
     setup = setup_of(config, stages[0].federation, host.spec)

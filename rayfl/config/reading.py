@@ -227,54 +227,71 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
         ConfigError: if an override cannot be read, or has no effect since a later one replaces its section.
     """
     result = copy.deepcopy(dict(settings))
-    overrides = list(overrides)
-    override_paths = {text.partition("=")[0].strip() for text in overrides}
-    earlier_paths: list[str] = []
+    parsed = parse_overrides(overrides)
+    override_paths = {path for path, _ in parsed}
+    for path, value in parsed:
+        excluded = EXCLUDED.get(path)
+        if excluded is not None and excluded not in override_paths and value is not None:
+            _assign(result, excluded.split("."), None)  # a default of the algorithm must not bring it back
+        _assign(result, _current_path(result, path.split(".")), value)
+    return result
+
+
+def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
+    """The dotted path and the value of each override ``key=value``, in order.
+
+    Raises:
+        ConfigError: if an override cannot be read, or has no effect since a later one replaces its section.
+    """
+    parsed: list[tuple[str, Any]] = []
     for text in overrides:
         path, equals, value = text.partition("=")
-        keys = path.strip().split(".")
-        if not equals or not all(keys):
+        path = path.strip()
+        if not equals or not all(path.split(".")):
             raise ConfigError(printable(text), "not an override", "expected key=value, e.g. training.lr=0.1")
         try:
-            parsed = parse(value)
+            parsed.append((path, parse(value)))
         except NOT_YAML:
             raise ConfigError(
                 printable(path), f"{value!r} is not a YAML value", "quote it if it is text"
             ) from None
-        if isinstance(parsed, (Mapping, list)):
-            _refuse_replaced(earlier_paths, path.strip(), parsed)
-        earlier_paths.append(path.strip())
-        excluded = EXCLUDED.get(path.strip())
-        if excluded is not None and excluded not in override_paths and parsed is not None:
-            _assign(result, excluded.split("."), None)  # a default of the algorithm must not bring it back
-        _assign(result, _current_path(result, keys), parsed)
-    return result
+        _refuse_replaced(parsed[:-1], *parsed[-1])
+    return parsed
 
 
-def _refuse_replaced(
-    earlier_paths: Sequence[str], section: str, value: Mapping[str, Any] | list[Any]
-) -> None:
-    """Refuse overrides of a section's settings, or of a list's items, before one that replaces the whole.
+def _refuse_replaced(earlier: Sequence[tuple[str, Any]], path: str, value: Any) -> None:
+    """Refuse settings before an override that replaces their section, part or list.
 
-    Settings that the later override names itself are allowed.
+    Allowed are settings that the override names itself, and those of a part that keeps its name.
 
     Raises:
         ConfigError
     """
-    for path in earlier_paths:
-        inner = path.removeprefix(f"{section}.")
-        if inner == path:
-            continue
-        if isinstance(value, list):
-            what = f"has no effect, since {section}=[...] comes later and replaces the list"
-            raise ConfigError(path, what, "give it inside of the brackets, or after them")
-        if inner.partition(".")[0] not in value:
-            what = f"has no effect, since {section}={{...}} comes later and replaces the section"
-            raise ConfigError(path, what, "give it inside of the braces, or after them")
+    section = path.removesuffix(".name")
+    named = [each for earlier_path, each in earlier if earlier_path.removesuffix(".name") == section]
+    if isinstance(value, Mapping):
+        given, what, remedy = "{...}", "section", "give it inside of the braces, or after them"
+    elif isinstance(value, list):
+        given, what, remedy = "[...]", "list", "give it inside of the brackets, or after them"
+    elif isinstance(value, str) and named and _name(named[-1]) != value:
+        given, what, remedy = value, "part", "give it together with that name"
+    else:
+        return
+    for setting, _ in earlier:
+        inner = setting.removeprefix(f"{section}.")
+        given_again = isinstance(value, Mapping) and inner.partition(".")[0] in value
+        if inner not in (setting, "name") and not given_again:
+            effect = f"has no effect, since {path}={given} comes later and replaces the {what}"
+            raise ConfigError(setting, effect, remedy)
+
+
+def _name(part: Any) -> Any:
+    """The name of a part, which stands for the part or is in its section; None if it has none."""
+    return part.get("name") if isinstance(part, Mapping) else part
 
 
 def names_first(overrides: Sequence[str]) -> list[str]:
-    """Reorder overrides so that the settings of a part come after its name: ``partition.clients=6
+    """Reorder overrides so that the settings of a part come after its first name: ``partition.clients=6
     partition=iid`` means six clients, too.
     """
     if isinstance(overrides, str):
@@ -284,7 +301,7 @@ def names_first(overrides: Sequence[str]) -> list[str]:
         part, value = _overridden_part(text)
         place = len(ordered)
         same_part = [_overridden_part(earlier)[0] == part for earlier in ordered]
-        if part and value and not any(same_part):  # a second name drops the settings given for the first
+        if part and value and not any(same_part):  # settings before a second name were given for the first
             indices = (
                 index for index, earlier in enumerate(ordered) if earlier.strip().startswith(f"{part}.")
             )

@@ -666,7 +666,7 @@ class Driver:
         self.backend.start(self._data, self.host)
         state = self._resume()
         if state is None:
-            raise RayflError(f"{self.run_dir.path}: has no checkpoint yet; let the run finish first")
+            raise self.run_dir.without_checkpoint()
         present = self.setup.present
         wanted = present if clients is None else np.unique(np.array(clients, np.int64))
         missing = np.setdiff1d(wanted, present)

@@ -12,7 +12,7 @@
 from rayfl.study.file import StudyFile, read, take
 from rayfl.study.outcome import Study
 from rayfl.study.preparation import Prepared, prepare
-from rayfl.study.study import Watch, check_folder, execute, folder_of, run_study
+from rayfl.study.study import Watch, check_folder, check_parallel, execute, folder_of, run_study
 
 __all__ = [
     "Prepared",
@@ -20,6 +20,7 @@ __all__ = [
     "StudyFile",
     "Watch",
     "check_folder",
+    "check_parallel",
     "execute",
     "folder_of",
     "prepare",

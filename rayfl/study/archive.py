@@ -18,7 +18,7 @@ from typing import Any
 from rayfl import files
 from rayfl.config import reload
 from rayfl.config.text import NOT_YAML, dump, parse
-from rayfl.errors import ConfigError, Damaged, Held
+from rayfl.errors import ConfigError, Damaged, Held, RayflError
 from rayfl.rundir import RunDirectory
 from rayfl.study.inputs import portable_settings
 from rayfl.study.plan import PlannedRun, key_of
@@ -81,7 +81,8 @@ def _pack(run: PlannedRun, path: Path) -> Path:
 def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
     """Unpack the runs that are in the archive and not finished here; returns those that were unpacked.
 
-    A run that was begun here is replaced. A run that another process is executing is left to that process.
+    A run that was begun here is replaced, unless it was resumed with another number of rounds. A run that
+    another process is executing is left to that process.
 
     Raises:
         Damaged: if a file of the archive is not what was written.
@@ -89,7 +90,10 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
         DiskError
     """
     archived, restored = _archived_files(archive), []
-    for run in {run.key: run for run in runs if run.key in archived and not is_finished(run)}.values():
+    missing = [
+        run for run in runs if run.key in archived and not is_finished(run) and not _has_other_rounds(run)
+    ]
+    for run in {run.key: run for run in missing}.values():
         contents = _unpack(archived[run.key], run)
         directory = RunDirectory(directory_of(run))
         files.make(directory.path, parents=True)
@@ -101,7 +105,21 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
                     files.write(directory.path / name, data)
             files.write(directory.path / _SUMMARY, contents[_SUMMARY])  # last: with it the run is finished
             restored.append(run)
+            if not is_finished(run):
+                raise _unusable(archived[run.key], "its tables are not those of a finished run")
     return restored
+
+
+def _has_other_rounds(run: PlannedRun) -> bool:
+    """Whether the run's directory has been resumed with another number of rounds."""
+    with contextlib.suppress(RayflError):
+        return RunDirectory.open(directory_of(run)).config.rounds != run.config.rounds
+    return False
+
+
+def holds(runs: Sequence[PlannedRun], archive: Path) -> bool:
+    """Whether all runs are in an archive."""
+    return {run.key for run in runs} <= _archived_files(archive).keys()
 
 
 def _archived_files(archive: Path) -> dict[str, Path]:
@@ -120,18 +138,31 @@ def _unpack(path: Path, run: PlannedRun) -> dict[str, bytes]:
         with zipfile.ZipFile(files.regular(path)) as packed:
             contents = {name: packed.read(name) for name in packed.namelist() if name in expected}
             key = packed.comment.decode()
-        settings = parse(contents[_CONFIG].decode())
+        settings = dict(parse(contents[_CONFIG].decode()))
         rounds = json.loads(contents[_SUMMARY])["rounds"]
-    except (OSError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, *NOT_YAML) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise Damaged(
-            f"{path}: cannot be read ({reason}); remove it, and the study does the run again"
-        ) from None
-    settings["plugins"] = []  # the study has imported them
-    # Earlier versions wrote no key. They archived no paths, so the key can be computed from the config.
-    if (key or key_of(reload(settings))) != run.key or rounds != run.config.rounds:
+        settings["plugins"] = []  # the study has imported them
+        # Earlier versions wrote no key. They archived no paths, so the key can be computed from the config.
+        key = key or key_of(reload(settings))
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+        *NOT_YAML,
+    ) as error:
+        raise _unusable(path, " ".join(str(error).split()) or type(error).__name__) from None
+    except ConfigError as error:
+        raise _unusable(path, str(error)) from None
+    if key != run.key or rounds != run.config.rounds:
         raise ConfigError(str(path), "holds another run than its file name says", "remove it")
     return contents
+
+
+def _unusable(path: Path, reason: str) -> Damaged:
+    return Damaged(f"{path}: cannot be read ({reason}); remove it, and the study does the run again")
 
 
 def _portable_config(run: PlannedRun) -> str:

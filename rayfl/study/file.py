@@ -15,6 +15,8 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from rayfl.config.mistakes import explain
+from rayfl.config.reading import names_first, parse_overrides
+from rayfl.config.schema import EXCLUDED
 from rayfl.config.text import NOT_YAML, as_value, parse, problem_of
 from rayfl.errors import ArgumentError, ConfigError, nearest, type_of
 from rayfl.settings import Section
@@ -90,8 +92,11 @@ class Tune(Section):
                 raise ValueError(
                     f"{setting}: the data are the same for all methods and cannot be tuned; vary them in grid"
                 )
-        if "seed" in self.settings:
-            raise ValueError("settings.seed: set tune.seeds instead")
+        for path in paths_of(self.settings):
+            if path == "seed":
+                raise ValueError("settings.seed: set tune.seeds instead")
+            if path in self.space:
+                raise ValueError(f"settings.{path}: is chosen; leave it out here")
         if drawn and self.per == "point":
             raise ValueError(
                 f"{drawn[0]}: values from a range are chosen once per method; with per: point, list them"
@@ -317,8 +322,13 @@ class StudyFile(Section):
             inner = algorithm.get("name", "") if isinstance(algorithm, dict) else algorithm
             if not isinstance(inner, str):
                 raise ValueError(f"methods.{label}.algorithm: expected the name of an algorithm")
-            if "seed" in method:
-                raise ValueError(f"methods.{label}.seed: all methods have the study's seeds")
+            for path in paths_of(method):
+                if path == "seed":
+                    raise ValueError(f"methods.{label}.seed: all methods have the study's seeds")
+                if path.split(".")[0] in _DATA_SECTIONS:
+                    raise ValueError(
+                        f"methods.{label}.{path}: the data are the same for all methods; vary them in grid"
+                    )
         for axis, points in self.grid.items():
             _check_axis(axis, points)
         _check_shared(self.settings, "settings")
@@ -346,8 +356,9 @@ class StudyFile(Section):
                 if label not in self.methods:
                     raise ValueError(f"expected: no method {label!r}; {nearest(label, self.methods)}")
         if self.tune is not None:
+            elsewhere = {*paths_of(self.settings), *itertools.chain(*map(_paths_of_axis, self.axes.values()))}
             for setting in self.tune.space:
-                if setting in self.grid or setting in self.settings:
+                if setting in elsewhere:
                     raise ValueError(f"tune: {setting} is also in settings or grid; leave it out there")
             _check_tuning_seeds(self.tune, self.seeds)
         return self
@@ -431,10 +442,10 @@ _RESERVED_COLUMNS = (
 
 def _check_shared(settings: Mapping[str, Any], where: str) -> None:
     """Refuse settings for all methods that the study sets itself: the seed and the algorithm."""
-    keys = {text.partition("=")[0] for text in overrides_of(settings)}
-    if "seed" in keys:
+    paths = paths_of(settings)
+    if "seed" in paths:
         raise ValueError(f"{where}.seed: set the study's seeds instead, such as seeds: 0-4")
-    if keys & {"algorithm", "algorithm.name"}:
+    if "algorithm" in paths:
         raise ValueError(f"{where}.algorithm: set the algorithm of each method in methods")
 
 
@@ -446,19 +457,28 @@ def _check_tuning_seeds(tune: Tune, seeds: Sequence[int]) -> None:
 
 
 def _check_axes_set_once(study: StudyFile) -> None:
-    """Refuse an axis whose setting another axis or a method sets, too: its points would be misnamed."""
-    settings_by_place = {
-        **{f"grid.{a}": list(at.values()) for a, at in study.axes.items()},
-        **{f"methods.{label}": [own] for label, own in study.methods.items()},
-    }
-    for axis in (axis for axis, points in study.grid.items() if isinstance(points, list)):
-        if axis.startswith("algorithm."):
-            remedy = "add a method for each value, in methods"
-            raise ValueError(f"grid.{axis}: a setting of an algorithm cannot be an axis; {remedy}")
-        for where, several in settings_by_place.items():
-            keys = {text.partition("=")[0] for settings in several for text in overrides_of(settings)}
-            if axis in keys and where != f"grid.{axis}":
-                raise ValueError(f"{where}: {axis} is an axis of the grid; leave it out here")
+    """Refuse an axis whose setting another axis sets, or a listed axis whose setting a method sets: its
+    points would be misnamed."""
+    paths_by_axis = {axis: _paths_of_axis(points) for axis, points in study.axes.items()}
+    for axis, paths in paths_by_axis.items():
+        for path in paths:
+            if path.startswith("algorithm."):
+                remedy = "add a method for each value, in methods"
+                where = f"grid.{axis}" + f": {path}" * (path != axis)
+                raise ValueError(f"{where}: a setting of an algorithm cannot be an axis; {remedy}")
+            for other, others in paths_by_axis.items():
+                if other != axis and path in others:
+                    what = "is an axis of the grid" if path == axis else f"is also set by the axis {axis}"
+                    raise ValueError(f"grid.{other}: {path} {what}; leave it out here")
+    for label, settings in study.methods.items():
+        for path in paths_of(settings):
+            if path in study.grid:
+                raise ValueError(f"methods.{label}: {path} is an axis of the grid; leave it out here")
+
+
+def _paths_of_axis(points: Mapping[str, Settings]) -> set[str]:
+    """The paths of all settings that points of an axis set."""
+    return {path for settings in points.values() for path in paths_of(settings)}
 
 
 def _check_axis(axis: str, points: Any) -> None:
@@ -500,22 +520,23 @@ def shown(value: Any) -> str:
     return short if not isinstance(value, float) or float(short) == value else repr(value)
 
 
-def overrides_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def overrides_of(settings: Mapping[str, Any]) -> Iterator[str]:
     """Settings, dotted or nested, as overrides: ``training.lr=0.1``; the name of a part comes first.
 
     Raises:
         ConfigError: if a config cannot contain a value, such as a date.
     """
-    for key in sorted(settings, key=lambda key: key != "name"):
-        value, path = settings[key], f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from overrides_of(value, f"{path}.")
-        else:
-            try:
-                yield f"{path}={as_value(value)}"
-            except TypeError:
-                what = f"got {' '.join(str(value).split())[:60]} ({type(value).__name__})"
-                raise ConfigError(path, what, "expected text, numbers, lists or sections") from None
+    for path, value in _by_path(settings).items():
+        try:
+            yield f"{path}={as_value(value)}"
+        except TypeError:
+            what = f"got {' '.join(str(value).split())[:60]} ({type(value).__name__})"
+            raise ConfigError(path, what, "expected text, numbers, lists or sections") from None
+
+
+def paths_of(settings: Mapping[str, Any]) -> list[str]:
+    """The dotted paths of settings; that of a part is the same with ``.name`` and without."""
+    return [text.partition("=")[0].removesuffix(".name") for text in overrides_of(settings)]
 
 
 MOST_SEEDS = 10_000
@@ -569,23 +590,23 @@ def _ranges(seeds: Sequence[int]) -> str:
 def read(
     path: Path | str,
     size: str = "",
-    settings: Iterable[str] = (),
+    settings: Sequence[str] = (),
     only: Sequence[str] = (),
-    seeds: str | None = None,
+    seeds: str | int | Sequence[int] | None = None,
 ) -> StudyFile:
     """Read a study file.
 
     Args:
         path: the file.
         size: a size that the file defines; empty: the study as it stands.
-        settings: overrides of all runs such as ``rounds=5``.
+        settings: overrides of all runs such as ``rounds=5``, also where a method has its own value.
         only: labels of methods; empty: all.
-        seeds: replace the file's; None: the file's.
+        seeds: in place of the file's: ``"0-4"``, ``3``, ``[0, 1]``; None: the file's.
 
     Raises:
         ConfigError: one line: where, what, what would be right.
     """
-    file = Path(os.path.expanduser(path))
+    file = path_of("source", path, "a study file")
     study = take(_parsed(file), file.parent, size, settings, only, seeds)
     study._source = file
     return study
@@ -595,44 +616,86 @@ def take(
     given: Any,
     folder: Path,
     size: str = "",
-    settings: Iterable[str] = (),
+    settings: Sequence[str] = (),
     only: Sequence[str] = (),
-    seeds: str | None = None,
+    seeds: str | int | Sequence[int] | None = None,
 ) -> StudyFile:
     """As :func:`read`, for the content of a file; its paths are relative to ``folder``."""
-    study, settings = _validated(given), list(settings)
+    if not isinstance(size, str):
+        raise ArgumentError("size", f"got {type_of(size)}", "expected a size of the study, as text")
+    settings, only = _texts("settings", settings, '["rounds=5"]'), _texts("only", only, '["FedAvg"]')
+    study = _validated(given)
     _check_figures(study)
     if size:
         study = _with_size(study, given, size)
     if only:
         study = _with_methods(study, only, ArgumentError, "only")
-    changes: dict[str, Any] = {}
-    for text in settings:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(text, "not an override", "expected key=value, e.g. rounds=5")
-        try:
-            changes[key.strip()] = parse(value)
-        except NOT_YAML as error:
-            what = f"not YAML: {problem_of(error)}"
-            raise ConfigError(text, what, "expected key=value, e.g. rounds=5") from None
-        if key.strip() in study.grid or (study.tune and key.strip() in study.tune.space):
-            raise ConfigError(text, "is an axis of the grid or in tune", "change it in the study file")
+    study = _with_overrides(study, settings)
     try:
         seed_update = {} if seeds is None else {"seeds": seeds_of(seeds)}
         if study.tune is not None:
             _check_tuning_seeds(study.tune, seed_update.get("seeds", ()))
     except ValueError as error:
         raise ArgumentError("seeds", str(error)) from None
-    try:
-        _check_shared(changes, "settings")
-    except ValueError as error:
-        raise ConfigError("override", str(error)) from None
     base, plugins = _located(study.base, folder), tuple(_located(each, folder) for each in study.plugins)
-    merged = {**study.settings, **changes}
-    study = study.model_copy(update={**seed_update, "settings": merged, "base": base, "plugins": plugins})
-    study._part = tuple(filter(None, [size, *only, f"seeds{seeds}" if seeds else "", *settings]))
+    study = study.model_copy(update={**seed_update, "base": base, "plugins": plugins})
+    study._part = tuple(filter(None, [size, *only, "" if seeds is None else f"seeds{seeds}", *settings]))
     return study
+
+
+def _texts(argument: str, given: object, example: str) -> list[str]:
+    """A list of texts; a text alone stands for a list of one.
+
+    Raises:
+        ArgumentError
+    """
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list | tuple) or not all(isinstance(each, str) for each in texts):
+        raise ArgumentError(argument, f"got {type_of(given)}", f"expected a list of texts, such as {example}")
+    return [*texts]
+
+
+def _with_overrides(study: StudyFile, overrides: Sequence[str]) -> StudyFile:
+    """The study with settings of all runs in place of those of the file and of its methods.
+
+    Raises:
+        ConfigError: if an override cannot be read, or cannot have an effect.
+    """
+    settings, methods, others = study.settings, study.methods, study._other_methods
+    for path, value in parse_overrides(names_first(overrides)):
+        # As for a single run, a section in braces replaces the section.
+        change = {path: {}, **_by_path({path: value})} if isinstance(value, Mapping) else {path: value}
+        try:
+            _check_shared(change, "settings")
+        except ValueError as error:
+            raise ConfigError("override", str(error)) from None
+        for given in paths_of(change):
+            for axis, points in study.axes.items():
+                if any(f"{given}.".startswith(f"{each}.") for each in _paths_of_axis(points)):
+                    what = "is an axis of the grid" if given == axis else f"is set by the axis {axis}"
+                    raise ConfigError(given, what, "change it in the study file")
+            if study.tune is not None and given in study.tune.space:
+                raise ConfigError(given, "is chosen by tune", "change it in the study file")
+        settings = _layered(settings, change)
+        methods, others = (
+            {label: _without(own, [path.removesuffix(".name")]) for label, own in each.items()}
+            for each in (methods, others)
+        )
+    changed = study.model_copy(update={"settings": settings, "methods": methods})
+    changed._other_methods = others
+    return changed
+
+
+def path_of(argument: str, path: Path | str, what: str) -> Path:
+    """An argument that names a file or folder; ``~`` is the home folder.
+
+    Raises:
+        ArgumentError: if it is no path, or empty.
+    """
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        given = "an empty text" if isinstance(path, str) else type_of(path)
+        raise ArgumentError(argument, f"got {given}", f"expected the path of {what}")
+    return Path(os.path.expanduser(path))
 
 
 def _parsed(file: Path) -> Any:
@@ -682,7 +745,7 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
         raise ArgumentError("size", f"the study has no size {size!r}", nearest(size, study.sizes))
     chosen = study.sizes[size]
     content = {key: value for key, value in file_content.items() if key != "sizes"}
-    content["settings"] = _merged(study.settings, chosen.settings)
+    content["settings"] = _layered(study.settings, chosen.settings)
     content["grid"] = {**study.grid, **chosen.grid}
     for name in ("seeds", "claims", "expected"):
         value = getattr(chosen, name)
@@ -696,17 +759,44 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
     return _with_methods(sized, chosen.only, ConfigError, f"sizes.{size}.only") if chosen.only else sized
 
 
-def _merged(settings: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others added; a part with another name replaces the former part entirely."""
-    merged = dict(settings)
-    for key, value in added.items():
-        old = merged.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            same = value.get("name", old.get("name")) == old.get("name")
-            merged[key] = _merged(old, value) if same else value
+def _layered(settings: Mapping[str, Any], added: Mapping[str, Any]) -> Settings:
+    """Settings, and others that replace them, by their dotted paths in the order in which they apply."""
+    kept, new = _by_path(settings), _by_path(added)
+    for path, value in new.items():
+        part = path.removesuffix(".name")
+        inner = [each for each in kept if each.startswith(f"{part}.")]
+        if isinstance(value, str) and (part != path or inner):  # it names a part
+            former = kept.get(part, kept.get(f"{part}.name"))
+            replaced = [part, f"{part}.name"] if former in (None, value) else [part, *inner]
         else:
-            merged[key] = value
-    return merged
+            replaced = [path, *inner]
+        excluded = EXCLUDED.get(path, "")
+        if value is not None and excluded not in new:
+            replaced.append(excluded)
+        for each in replaced:
+            kept.pop(each, None)
+    return {**kept, **new}
+
+
+def _by_path(settings: Mapping[str, Any], prefix: str = "") -> Settings:
+    """Settings, dotted or nested, by their paths; the name of a part comes first."""
+    by_path: Settings = {}
+    for key in sorted(settings, key=lambda key: key != "name"):
+        value, path = settings[key], f"{prefix}{key}"
+        by_path |= _by_path(value, f"{path}.") if isinstance(value, Mapping) and value else {path: value}
+    return by_path
+
+
+def _without(settings: Mapping[str, Any], paths: Iterable[str], prefix: str = "") -> Settings:
+    """Settings without those at or below some paths."""
+    remaining: Settings = {}
+    for key, value in settings.items():
+        path = f"{prefix}{key}"
+        part = path.removesuffix(".name")
+        if any(part == each or path.startswith(f"{each}.") for each in paths):
+            continue
+        remaining[key] = _without(value, paths, f"{path}.") if isinstance(value, Mapping) else value
+    return remaining
 
 
 def _with_methods(study: StudyFile, only: Sequence[str], mistake: type[ConfigError], where: str) -> StudyFile:

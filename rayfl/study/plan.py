@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,12 +16,12 @@ from pydantic import BaseModel
 
 from rayfl import plugins
 from rayfl.algorithms import ALGORITHMS
-from rayfl.config import BLOCK_SETTINGS, Config, load, on_the_same_data, variant
+from rayfl.config import BLOCK_SETTINGS, Config, load, on_the_same_data, variant, with_overrides
 from rayfl.config.reading import algorithm_of, read
 from rayfl.config.text import as_value
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, nearest
 from rayfl.models.module import OwnModule
-from rayfl.study.file import Settings, StudyFile, overrides_of, shown
+from rayfl.study.file import Settings, StudyFile, overrides_of, paths_of, shown
 from rayfl.study.inputs import Seen, content_of, inputs_of, parts_in, portable_settings, seen
 
 _UNHASHED_SECTIONS = ("name", "plugins", "output")
@@ -193,6 +193,7 @@ def plan(
         for label in study.all_methods:
             settings[label] = (chosen or {}).get((label, place_of(point))) or {}
             configs[label] = resolved(study, label, point, study.seeds[0], (), overrides_of(settings[label]))
+        check_algorithm_settings("settings", paths_of(study.settings), configs.values())
         # All methods count, also those that are not run now: a part of a study has the whole study's data.
         final_configs = dict(zip(configs, on_the_same_data(list(configs.values())), strict=True))
         first_runs += [
@@ -229,45 +230,74 @@ def resolved(
     method_settings = dict(study.all_methods[label])
     algorithm = method_settings.pop("algorithm", None)
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
-    defaults = ["output.report=false"]  # a study writes its own page
-    if study.plugins:
-        defaults.append(f"plugins={as_value(list(study.plugins))}")
+    inner = algorithm if isinstance(algorithm, Mapping) else {}
     settings = list(overrides_of(study.settings))
     grid = [change for axis, at in point.items() for change in overrides_of(study.axes[axis][at])]
-    shared = [*defaults, *settings, *grid]
-    base: str | dict[str, Any] = study.base or {}
+    of_all, for_algorithm = _separated([*settings, *grid])
+    tuned_of_all, tuned_for_algorithm = _separated(tuned)
+    base = _base_of(study)
     try:
         if name is None:
-            algorithm_class = algorithm_of(read(base))
+            algorithm_class = algorithm_of(base)
             name = "fedavg" if algorithm_class is None else str(algorithm_class.model_fields["name"].default)
-        tuned = list(tuned)
-        of_algorithm = [change for change in tuned if change.startswith("algorithm.")]
-        others = [change for change in tuned if change not in of_algorithm]
-        first = variant(base, [*shared, *others, f"seed={seed}"], name)
-        inner = algorithm if isinstance(algorithm, Mapping) else {}
-        applicable = [
-            change for change in of_algorithm if _field(change) in type(first.algorithm).model_fields
-        ]
-        applicable = [change for change in applicable if _field(change) not in inner]
+        config = variant(base, [*of_all, *tuned_of_all, f"seed={seed}"], name)
+        fields = type(config.algorithm).model_fields.keys()
+        if applicable := _of_fields(for_algorithm, fields):
+            config = load(config, applicable)
         section = overrides_of({"algorithm": inner} if inner else {})
-        return load(first, [*section, *applicable, *overrides_of(method_settings), *changes])
+        chosen = _of_fields(tuned_for_algorithm, fields - inner.keys())
+        return load(config, [*section, *chosen, *overrides_of(method_settings), *changes])
     except ConfigError as error:
         where = f"methods.{label}"
         if name is not None and name not in ALGORITHMS:  # plug-ins are known by now
             raise ConfigError(f"{where}: algorithm", error.what, error.remedy) from None
-        for part, overrides in (("base", defaults), ("settings", [*defaults, *settings]), ("grid", shared)):
+        for part, overrides in (("base", []), ("settings", settings), ("grid", [*settings, *grid])):
             if str(_error_in(base, overrides, name)) == str(error):
                 where = part
                 break
         raise ConfigError(f"{where}: {error.where}", error.what, error.remedy) from None
 
 
-def _field(change: str) -> str:
-    """``q`` of ``algorithm.q=0.5``."""
-    return change.partition("=")[0].split(".")[1]
+def _base_of(study: StudyFile) -> dict[str, Any]:
+    """The settings from which all runs start.
+
+    Raises:
+        ConfigError: if the base cannot be read.
+    """
+    defaults = ["output.report=false"]  # a study writes its own page
+    if study.plugins:
+        defaults.append(f"plugins={as_value(list(study.plugins))}")
+    try:
+        return with_overrides(read(study.base or {}), defaults)
+    except ConfigError as error:
+        raise ConfigError(f"base: {error.where}", error.what, error.remedy) from None
 
 
-def _error_in(base: str | dict[str, Any], settings: Sequence[str], name: str | None) -> ConfigError | None:
+def check_algorithm_settings(where: str, names: Iterable[str], configs: Iterable[Config]) -> None:
+    """Refuse a setting ``algorithm.*`` that the algorithm of no method has.
+
+    Raises:
+        ConfigError
+    """
+    fields = {field for config in configs for field in type(config.algorithm).model_fields} - {"name"}
+    for setting in names:
+        if setting.startswith("algorithm.") and (name := setting.split(".")[1]) not in fields:
+            raise ConfigError(where, f"{setting}: no method has such a setting", nearest(name, fields))
+
+
+def _separated(changes: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Overrides for all methods, and those ``algorithm.*`` of the methods whose algorithm has the setting."""
+    changes = list(changes)
+    for_algorithm = [change for change in changes if change.startswith("algorithm.")]
+    return [change for change in changes if change not in for_algorithm], for_algorithm
+
+
+def _of_fields(changes: Iterable[str], fields: Set[str]) -> list[str]:
+    """Overrides of some settings of an algorithm: ``algorithm.q=0.5`` is one of ``q``."""
+    return [change for change in changes if change.partition("=")[0].split(".")[1] in fields]
+
+
+def _error_in(base: Mapping[str, Any], settings: Sequence[str], name: str | None) -> ConfigError | None:
     """The error in a base with these settings, without those of the method; None if there is none."""
     try:
         load(base, settings) if name is None else load(variant(base, settings, name))

@@ -70,6 +70,7 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
         raise ConfigError("tune.search", "optuna is not installed", "pip install 'rayfl[optuna]'")
     searching.methods_to_search(study)
     tuning.check_metric(study)
+    _check_axes(study, runs)
     prepared = Prepared(study, statements, candidates, runs)
     configs = [run.config for run in runs]
     for where, name in prepared.named:
@@ -83,6 +84,25 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
                 check(c)
             checked.add(parts)
     return prepared
+
+
+def _check_axes(study: StudyFile, runs: Sequence[PlannedRun]) -> None:
+    """Refuse two points of an axis at which every method has the same runs.
+
+    Raises:
+        ConfigError
+    """
+    if len(study.methods) < len(study.all_methods):  # the points may differ for the others
+        return
+    first_runs = [(run, run.config.to_yaml()) for run in runs if run.seed == study.seeds[0]]
+    for axis, at in study.axes.items():
+        points_by_configs: dict[tuple[str, ...], str] = {}
+        for point in at:
+            configs = tuple(config for run, config in first_runs if run.point[axis] == point)
+            if configs in points_by_configs:
+                what = f"{points_by_configs[configs]} and {point} are the same for all methods"
+                raise ConfigError(f"grid.{axis}", what, "leave one out, or see what else sets its settings")
+            points_by_configs[configs] = point
 
 
 def as_chosen(prepared: Prepared) -> list[PlannedRun]:

@@ -17,12 +17,12 @@ from typing_extensions import Unpack
 
 from rayfl import files
 from rayfl.config.text import dump
-from rayfl.errors import ArgumentError, ConfigError, RayflError
+from rayfl.errors import ArgumentError, ConfigError, RayflError, nearest
 from rayfl.events import RunEvent
 from rayfl.rundir import clean
 from rayfl.study import archive as archives
 from rayfl.study import searching, tuning
-from rayfl.study.file import StudyFile, read, take
+from rayfl.study.file import StudyFile, path_of, read, take
 from rayfl.study.outcome import Study
 from rayfl.study.plan import PlannedRun, place_of, plan, points
 from rayfl.study.preparation import Prepared, check_clients, check_groups, judge, prepare
@@ -156,7 +156,7 @@ class _Options(TypedDict, total=False):
     size: str
     settings: Sequence[str]
     only: Sequence[str]
-    seeds: str | None
+    seeds: str | int | Sequence[int] | None
 
 
 def run_study(
@@ -178,7 +178,7 @@ def run_study(
         archive: a folder of finished runs to take from and to add to.
         options: as for :func:`rayfl.study.read`: ``size`` (one that the file defines), ``settings``
             (overrides of all runs, such as ``["rounds=5"]``), ``only`` (labels of methods), ``seeds``
-            (such as ``"0-9"``).
+            (such as ``"0-9"`` or ``[0, 3]``).
 
     Returns:
         The study with its runs, table, claims and figures.
@@ -186,6 +186,9 @@ def run_study(
     Raises:
         ConfigError, DataError: before anything runs, in one line.
     """
+    for option in options.keys() - _Options.__annotations__.keys():
+        raise ArgumentError(option, "no such argument", nearest(option, _Options.__annotations__))
+    check_parallel(inline, jobs)
     if isinstance(source, Mapping):
         study = take(source, Path.cwd(), **options)
     elif not isinstance(source, StudyFile):
@@ -197,10 +200,26 @@ def run_study(
     else:
         study = source
     prepared = prepare(study)
-    results_folder = Path(os.path.expanduser(folder)) if folder else folder_of(study)
+    results_folder = folder_of(study) if folder is None else path_of("folder", folder, "a folder")
     check_folder(results_folder, study)
-    archive_folder = None if archive is None else Path(os.path.expanduser(archive))
+    archive_folder = None if archive is None else path_of("archive", archive, "a folder")
     return execute(prepared, results_folder, inline, jobs, archive=archive_folder)
+
+
+def check_parallel(inline: bool, jobs: int | None) -> None:
+    """Refuse a number of parallel runs that is none, or has no effect.
+
+    Raises:
+        ArgumentError
+    """
+    if not isinstance(inline, bool):
+        raise ArgumentError("inline", f"got {inline!r:.60}", "expected true or false")
+    if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
+        raise ArgumentError("jobs", f"got {jobs!r:.60}", "expected a number of parallel runs, 1 or more")
+    if inline and jobs not in (None, 1):
+        raise ArgumentError(
+            "jobs", f"{jobs} runs cannot be parallel in this process", "leave it or inline out"
+        )
 
 
 def check_folder(folder: Path, study: StudyFile) -> None:
@@ -252,7 +271,9 @@ def execute(
         ConfigError, DataError: if the clients of a run cannot be given their data, before anything runs.
         DiskError
     """
-    others = {run.config.output.folder for run in prepared.runs} | ({archive} if archive else set())
+    others = {run.config.output.folder for run in prepared.runs}
+    if archive is not None and not archives.holds(prepared.runs, archive):
+        others.add(archive)
     for each in (folder, *others):
         if each.exists() and not each.is_dir():
             raise ConfigError(str(each), "is a file", "name a folder")

@@ -13,7 +13,15 @@ from rayfl.evaluation import protocols
 from rayfl.evaluation.metrics import METRICS
 from rayfl.rundir import RunDirectory
 from rayfl.study.file import Settings, StudyFile, Tune, overrides_of
-from rayfl.study.plan import PlannedRun, check_number, place_of, points, resolved, spoken
+from rayfl.study.plan import (
+    PlannedRun,
+    check_algorithm_settings,
+    check_number,
+    place_of,
+    points,
+    resolved,
+    spoken,
+)
 from rayfl.study.results import better, known_numbers
 from rayfl.study.running import directory_of, is_finished
 
@@ -96,7 +104,8 @@ def candidates(study: StudyFile) -> list[Candidate]:
             f"less {tune.metric} is better",
             "name one for which more is better, such as accuracy_mean",
         )
-    _check_algorithms(study)
+    configs = [resolved(study, label, points(study)[0], study.seeds[0]) for label in study.all_methods]
+    check_algorithm_settings("tune", tune.space, configs)
     if not tune.is_grid:
         return []
     tried = math.prod(map(len, tune.space.values())) * len(points(study)) * len(tune.seeds)
@@ -122,20 +131,6 @@ def candidates(study: StudyFile) -> list[Candidate]:
         makes_a_difference = len(of_method) > 1 or [run.key for run in first.runs] != untuned
         all_candidates += of_method if makes_a_difference else []
     return all_candidates
-
-
-def _check_algorithms(study: StudyFile) -> None:
-    """Refuse a setting ``algorithm.*`` that the algorithm of no method has.
-
-    Raises:
-        ConfigError
-    """
-    assert study.tune is not None
-    for setting in (name for name in study.tune.space if name.startswith("algorithm.")):
-        runs = [planned(study, label, points(study)[0], study.seeds[0], {}) for label in study.methods]
-        fields = {field for run in runs for field in type(run.config.algorithm).model_fields} - {"name"}
-        if (name := setting.split(".")[1]) not in fields:
-            raise ConfigError("tune", f"{setting}: no method has such a setting", nearest(name, fields))
 
 
 def check_metric(study: StudyFile) -> None:

@@ -265,8 +265,10 @@ def test_settings_without_a_name_belong_to_the_default_part():
             ["partition.clients=6", "partition.name=dirichlet", "partition.alpha=0.1"],
             {"name": "dirichlet", "clients": 6, "alpha": 0.1},
         ),
-        # Of two names the last one counts, and what was said of the first is dropped.
-        (["partition=iid", "partition.samples=9", "partition=shards"], {"name": "shards", "clients": 100}),
+        # Of two names the last one counts.
+        (["partition=iid", "partition=shards"], {"name": "shards", "clients": 100}),
+        (["partition=iid", "partition.clients=9", "partition=iid"], {"name": "iid", "clients": 9}),
+        (["partition={name: iid}", "partition.clients=9", "partition=iid"], {"name": "iid", "clients": 9}),
         # A whole section is meant as it stands.
         (["partition.clients=6", "partition={name: iid, clients: 7}"], {"name": "iid", "clients": 7}),
     ],
@@ -291,6 +293,15 @@ def test_a_setting_that_a_later_section_replaces_is_refused() -> None:
     assert (config.partition.name, config.partition.clients) == ("iid", 6)
     nested = load("pacfl-fmnist", ["clustering.signature.p=4", "clustering.signature={name: subspace, p: 5}"])
     assert nested.clustering.signature.p == 5
+
+
+@pytest.mark.parametrize("first", ["partition=iid", "partition={name: iid}", "partition={clients: 7}"])
+def test_a_setting_of_a_part_whose_name_is_replaced_is_refused(first: str) -> None:
+    expected = (
+        r"^partition\.validation: has no effect, since partition=shards comes later and replaces the part"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        load("digits-demo", [first, "partition.validation=0.2", "partition=shards"])
 
 
 def test_an_item_of_a_list_that_a_later_list_replaces_is_refused() -> None:

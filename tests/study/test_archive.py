@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rayfl.errors import ConfigError, Damaged
+import rayfl
+from rayfl.errors import ConfigError, Damaged, RayflError
 from rayfl.rundir import RunDirectory
 from rayfl.study import Watch, archive, execute, prepare, take
 from rayfl.study.estimate import estimate
@@ -155,6 +157,18 @@ def test_a_run_that_was_begun_is_replaced(first: Any, tmp_path: Path) -> None:
     assert directory.config == begun.config
 
 
+def test_a_run_that_was_resumed_with_more_rounds_is_not_replaced(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"methods": {"FedAvg": {"algorithm": "fedavg"}}, "report": {}}
+    study, _ = run(tmp_path, tmp_path / "archive", **changes)
+    longer = Path(study.runs["path"][0])
+    rayfl.resume(longer, ["rounds=3"])
+    before = sorted(longer.rglob("*"))
+    assert archive.restore(study.results.runs, tmp_path / "archive") == []
+    again, _ = run(tmp_path, tmp_path / "archive", **changes)
+    assert "was resumed with 3 rounds, but this run has 2" in next(iter(again.failed.values()))
+    assert sorted(longer.rglob("*")) == before
+
+
 def test_a_run_of_another_process_is_left_alone(first: Any, tmp_path: Path) -> None:
     _, root = first
     prepared = prepare(take(STUDY, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
@@ -183,6 +197,51 @@ def test_damage_is_seen(first: Any, tmp_path: Path) -> None:
         with pytest.raises(Damaged, match=r"remove it, and the study does the run again"):
             archive.restore(prepared.runs, tmp_path)
     assert not any(map(is_finished, prepared.runs))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("config.yaml", "", "NoneType"),
+        ("config.yaml", "[1]", "cannot convert"),
+        ("config.yaml", "future: 3", "future: no such setting"),
+        ("rounds.csv", None, "its tables are not those of a finished run"),
+        ("rounds.csv", "round\n0\n", "its tables are not those of a finished run"),
+    ],
+)
+def test_an_archived_run_that_is_not_whole_is_refused(
+    first: Any, tmp_path: Path, file: str, content: str | None, reason: str
+) -> None:
+    """Its key is left out, as in archives of earlier versions."""
+    _, root = first
+    prepared = prepare(take(STUDY, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
+    whole = sorted((root / "archive").iterdir())[0]
+    with zipfile.ZipFile(whole) as packed, zipfile.ZipFile(tmp_path / whole.name, "w") as other:
+        for name in packed.namelist():
+            data: str | bytes | None = packed.read(name) if name != file else content
+            if data is not None:
+                other.writestr(name, data)
+    with pytest.raises(Damaged, match=rf"{whole.name}: cannot be read \(.*{reason}"):
+        archive.restore(prepared.runs, tmp_path)
+    assert not any(map(is_finished, prepared.runs))
+
+
+def test_an_archive_that_has_all_runs_need_not_be_writable(
+    first: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, root = first
+    shutil.copytree(root / "archive", tmp_path / "archive")
+    access = os.access  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "archive" and access(path, mode))
+    assert run(tmp_path, tmp_path / "archive")[0].results.finished == 2
+    with pytest.raises(ConfigError, match="archive: cannot be written to"):
+        run(tmp_path, tmp_path / "archive", seeds=[0, 1])
+
+
+def test_a_run_out_of_an_archive_has_no_models(first: Any, tmp_path: Path) -> None:
+    study, _ = run(tmp_path, first[1] / "archive")
+    with pytest.raises(RayflError, match="has no checkpoint, and so no models, as runs from an archive"):
+        rayfl.Result(study.runs["path"][0]).model(client=0)
 
 
 def test_a_file_under_another_name_is_refused(first: Any, tmp_path: Path) -> None:

@@ -162,6 +162,38 @@ def test_a_study_that_was_read_has_its_seeds_and_settings(folder: Path) -> None:
             run_study(study, inline=True, **ignored)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"onyl": ["FedAvg"]}, "onyl: no such argument; did you mean 'only'?"),
+        ({"jobs": 0}, "jobs: got 0; expected a number of parallel runs"),
+        ({"jobs": "2"}, "jobs: got '2'; expected a number of parallel runs"),
+        ({"jobs": 2, "inline": True}, "jobs: 2 runs cannot be parallel in this process"),
+        ({"inline": "no"}, "inline: got 'no'; expected true or false"),
+        ({"folder": 3}, "folder: got an int; expected the path of a folder"),
+        ({"folder": ""}, "folder: got an empty text; expected the path of a folder"),
+        ({"archive": ""}, "archive: got an empty text"),
+        ({"source": None}, "source: got nothing (None); expected the path of a study file"),
+        ({"source": [1]}, "source: got a list; expected the path of a study file"),
+        ({"seeds": 1.5}, "seeds: expected numbers and ranges"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_a_line(folder: Path, arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        run_study(**{"source": "typed.yaml", **arguments})
+    assert text in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert not (folder / "runs").exists()
+
+
+def test_parallel_runs_in_one_process_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = rayfl(capsys, "study", "typed.yaml", "--inline", "--jobs", "2")
+    assert (code, err) == (
+        2,
+        "error: --jobs: 2 runs cannot be parallel in this process; leave it or inline out\n",
+    )
+
+
 def test_a_part_from_python_leaves_the_results_of_the_whole(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from rayfl.config.text import parse
+from rayfl.config import Config
+from rayfl.config.reading import item
+from rayfl.config.text import dump, parse
 from rayfl.errors import RayflError
 from rayfl.study import prepare, read, take
 from rayfl.study.file import points_of, seeds_of
@@ -83,6 +85,100 @@ def test_a_claim_may_name_a_point_that_is_no_number(
     assert len(prepare(take(study, tmp_path)).statements) == 1
 
 
+def of_methods(study: dict[str, Any], folder: Path, **options: Any) -> dict[str, Config]:
+    """The configs of a study's runs by method, for the first point and seed."""
+    return {run.method: run.config for run in reversed(plan(take(study, folder, **options)))}
+
+
+SEVERAL: dict[str, Any] = {
+    "name": "several",
+    "base": "digits-demo",
+    "settings": {"algorithm.clusters": 7},
+    "methods": {
+        "IFCA": {"algorithm": "ifca"},
+        "IFCA, 2": {"algorithm": {"name": "ifca", "clusters": 2}, "training.lr": 0.5},
+        "FedAvg": {"algorithm": "fedavg"},
+    },
+    "seeds": 0,
+}
+
+
+def test_a_setting_of_an_algorithm_is_for_all_methods_that_have_it(tmp_path: Path) -> None:
+    """The base names another algorithm."""
+    configs = of_methods(SEVERAL, tmp_path)
+    assert [configs[label].algorithm.clusters for label in ("IFCA", "IFCA, 2")] == [7, 2]  # type: ignore[attr-defined]
+    sized = {**SEVERAL, "sizes": {"few": {"settings": {"algorithm": {"clusters": 3}}}}}
+    assert of_methods(sized, tmp_path, size="few")["IFCA"].algorithm.clusters == 3  # type: ignore[attr-defined]
+
+
+def test_overrides_are_for_all_runs_also_where_a_method_has_its_own_value(tmp_path: Path) -> None:
+    configs = of_methods(SEVERAL, tmp_path, settings=["training.lr=0.25", "algorithm.clusters=3"])
+    assert [config.training.lr for config in configs.values()] == [0.25] * 3
+    assert [configs[label].algorithm.clusters for label in ("IFCA", "IFCA, 2")] == [3, 3]  # type: ignore[attr-defined]
+    assert of_methods(SEVERAL, tmp_path, settings="training.lr=0.25")["IFCA, 2"].training.lr == 0.25
+
+
+@pytest.mark.parametrize(
+    ("settings", "overrides", "expected"),
+    [
+        # An override replaces what the file says, wherever in the file.
+        (
+            {"partition": "dirichlet", "partition.clients": 8, "partition.alpha": 0.1},
+            ["partition={name: dirichlet, clients: 30}"],
+            {"partition.clients": 30, "partition.alpha": 0.5},
+        ),
+        ({"partition": {"clients": 8}}, ["partition=iid"], {"partition.name": "iid", "partition.clients": 8}),
+        ({"partition": "iid", "partition.clients": 8}, ["partition=shards"], {"partition.clients": 100}),
+        (
+            {"partition": "dirichlet", "partition.clients": 8},
+            ["partition.clients=6", "partition=iid"],
+            {"partition.name": "iid", "partition.clients": 6},
+        ),
+        (
+            {"events": [{"name": "leave", "round": 2, "clients": 3}], "events.0.round": 4},
+            ["events=[{name: leave, round: 5, clients: 3}]"],
+            {"events.0.round": 5},
+        ),
+        # In braces it replaces a section, as for a single run.
+        ({"training": {"epochs": 7}}, ["training={lr: 1}"], {"training.lr": 1, "training.epochs": 5}),
+        ({}, ["training.lr=1", "training={lr: 3}", "training.lr=2"], {"training.lr": 2}),
+    ],
+)
+def test_overrides_of_a_study_mean_what_they_mean_for_a_run(
+    settings: dict[str, Any], overrides: list[str], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    study = {**SEVERAL, "settings": settings, "methods": {"FedAvg": {}}}
+    config = of_methods(study, tmp_path, settings=overrides)["FedAvg"].to_dict()
+    for path, value in expected.items():
+        node: Any = config
+        for key in path.split("."):
+            node = item(node, key)
+        assert node == value
+    again = parse(dump(take(study, tmp_path, settings=overrides).model_dump(mode="json")))
+    assert of_methods(again, tmp_path)["FedAvg"].to_dict() == config  # the copy with the results
+
+
+def test_settings_of_a_size_replace_those_of_the_study(tmp_path: Path) -> None:
+    settings = {"partition": "dirichlet", "partition.clients": 8, "clustering.threshold": 3}
+    of_size = {"partition": {"name": "dirichlet", "clients": 30}, "clustering.n_clusters": 2}
+    study = {
+        **SEVERAL,
+        "settings": settings,
+        "methods": {"PACFL": {"algorithm": "pacfl"}},
+        "sizes": {"big": {"settings": of_size}},
+    }
+    config = of_methods(study, tmp_path, size="big")["PACFL"]
+    assert config.partition.clients == 30
+    assert (config.clustering.threshold, config.clustering.n_clusters) == (None, 2)
+
+
+@pytest.mark.parametrize("seeds", [0, "0", [0]])
+def test_a_part_of_the_seeds_is_a_part_of_the_study(seeds: Any, tmp_path: Path) -> None:
+    study = take(SEVERAL | {"seeds": "0-2"}, tmp_path, seeds=seeds)
+    assert study.seeds == (0,)
+    assert study.part == (f"seeds{seeds}",)
+
+
 def test_a_part_of_the_grid_keeps_what_the_settings_say_of_it(tmp_path: Path) -> None:
     content = {
         "name": "s",
@@ -118,8 +214,9 @@ def test_a_size_adds_to_nested_settings(tmp_path: Path) -> None:
     sizes = {"smoke": {"settings": {"training": {"epochs": 1}, "partition": {"name": "iid"}, "rounds": 2}}}
     study = take(changed(settings=settings, sizes=sizes), tmp_path, "smoke")
     assert study.settings == {
-        "training": {"epochs": 1, "momentum": 0.5},
-        "partition": {"name": "iid"},  # another part has other settings
+        "training.momentum": 0.5,
+        "training.epochs": 1,
+        "partition.name": "iid",  # another part has other settings
         "rounds": 2,
     }
 
@@ -292,6 +389,64 @@ BAD: list[tuple[dict[str, Any], str]] = [
         changed(tune={"training.momentum": [0.5]}, settings={"evaluation.validation": False}),
         "FedAvg has evaluation.validation=false",
     ),
+    (
+        changed(settings={"algorithm.clusterz": 3}),
+        "settings: algorithm.clusterz: no method has such a setting",
+    ),
+    (
+        changed(grid={"k": {"two": {"algorithm.clusters": 2}}}),
+        "grid.k: algorithm.clusters: a setting of an algorithm cannot be an axis",
+    ),
+    (
+        changed(tune={"training.momentum": [0.5], "settings": {"training": {"momentum": 0.1}}}),
+        "settings.training.momentum: is chosen; leave it out here",
+    ),
+    (
+        changed(
+            grid={"pace": {"a": {"training": {"momentum": 0.5}}}},
+            tune={"training.momentum": [0.1]},
+            report={},
+        ),
+        "training.momentum is also in settings or grid",
+    ),
+    (
+        changed(settings={"training": {"momentum": 0.5}}, tune={"training.momentum": [0.1]}),
+        "training.momentum is also in settings or grid",
+    ),
+    (
+        changed(
+            grid={"a": {"x": {"training.epochs": 1}}, "b": {"y": {"training": {"epochs": 2}}}}, report={}
+        ),
+        "training.epochs is also set by the axis a; leave it out",
+    ),
+    (
+        changed(grid={"pace": {n: {"training.lr": 0.1} for n in "ab"}}, report={}, claims=[]),
+        "grid.pace: a and b are the same for all methods",
+    ),
+    (
+        changed(
+            grid={"clustering.max_flags": [1, 2]},
+            methods={"A": {"algorithm": "fedavg"}},
+            report={},
+            claims=[],
+            expected=[],
+            sizes={},
+        ),
+        "grid.clustering.max_flags: 1 and 2 are the same for all methods",
+    ),
+    (
+        changed(methods__FedAvg={"algorithm": "fedavg", "partition": {"name": "iid"}}),
+        "methods.FedAvg.partition: the data are the same for all methods; vary them in grid",
+    ),
+    (
+        changed(
+            settings={"partition": "iid", "partition.validation": 0.2},
+            grid={"p": {"x": {"partition": "shards"}}},
+            report={},
+            claims=[],
+        ),
+        "grid: partition.validation: has no effect, since partition=shards comes later",
+    ),
 ]
 
 
@@ -331,14 +486,25 @@ def test_a_bad_study_is_refused_in_a_line(values: dict[str, Any], text: str, tmp
         ({"seeds": "x"}, "seeds: 'x' is not a seed"),
         ({"settings": ["rounds"]}, "rounds: not an override"),
         ({"settings": ["seed=3"]}, "settings.seed: set the study's seeds"),
-        ({"settings": ["training.lr=3"]}, "training.lr=3: is an axis of the grid"),
-        ({"settings": ["training.momentum=[1"]}, "training.momentum=[1: not YAML"),
-        ({"settings": ["rounds=2026-02-30"]}, "rounds=2026-02-30: not YAML: day is out of range"),
+        ({"settings": ["training.lr=3"]}, "training.lr: is an axis of the grid"),
+        ({"settings": ["training.momentum=[1"]}, "training.momentum: '[1' is not a YAML value"),
+        ({"settings": ["training={lr: 3}"]}, "training.lr: is an axis of the grid"),
+        ({"settings": ["training.batch_size=3"]}, "training.batch_size: is chosen by tune"),
+        ({"settings": ["partition.clients=3", "partition={name: iid}"]}, "partition.clients: has no effect"),
+        (
+            {"settings": ["algorithm.clusterz=3"]},
+            "settings: algorithm.clusterz: no method has such a setting",
+        ),
+        ({"settings": 3}, 'settings: got an int; expected a list of texts, such as ["rounds=5"]'),
+        ({"only": None}, "only: got nothing (None); expected a list of texts"),
+        ({"only": ["FedAvg", 3]}, "only: got a list; expected a list of texts"),
+        ({"size": 1}, "size: got an int; expected a size of the study"),
+        ({"settings": ["rounds=2026-02-30"]}, "rounds: '2026-02-30' is not a YAML value"),
     ],
 )
 def test_bad_options_are_refused_in_a_line(arguments: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(RayflError) as raised:
-        take(parse(GOOD), tmp_path, **arguments)
+        prepare(take(parse(GOOD), tmp_path, **arguments), check_data=False)
     assert text in str(raised.value)
 
 

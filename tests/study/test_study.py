@@ -736,10 +736,9 @@ def test_an_estimate_tests_few_of_many_clients(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(testing, "evaluate", counted)
     values = {**SMALL, "claims": [], "expected": [], "grid": {}, "report": {}, "seeds": 0}
-    methods = {"one": {"algorithm": "fedavg", "partition.clients": 60}}
-    found = estimate(
-        prepare(take({**values, "methods": methods}, tmp_path, settings=[f"output.root={tmp_path}"])).runs
-    )
+    values |= {"methods": {"one": {"algorithm": "fedavg"}}}
+    overrides = [f"output.root={tmp_path}", "partition.clients=60"]
+    found = estimate(prepare(take(values, tmp_path, settings=overrides)).runs)
     assert found.seconds > 0
     assert found.disk > 0
     assert set(tested) == {16}

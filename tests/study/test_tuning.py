@@ -108,6 +108,13 @@ def test_a_setting_that_no_algorithm_has_is_refused(tmp_path: Path) -> None:
         run(tmp_path, methods={"FedAdam": {"algorithm": "fedadam"}}, tune={"algorithm.server_rl": [0.1, 1]})
 
 
+def test_a_setting_that_only_another_method_of_the_study_has_is_not_tried(tmp_path: Path) -> None:
+    content: dict[str, Any] = {**TUNED, "methods": {"FedAvg": {"algorithm": "fedavg"}, "FedAdam": {"algorithm": "fedadam"}}}
+    content["tune"] = {"algorithm.server_lr": [0.1, 1], "seeds": [100]}
+    prepared = prepare(take(content, tmp_path, only=["FedAvg"]), check_data=False)
+    assert prepared.candidates == ()
+
+
 def test_a_single_value_is_what_is_chosen(tmp_path: Path) -> None:
     """Also for a method to which further values of the space make no difference."""
     methods = {"FedAvg": {"algorithm": "fedavg"}, "FedAdam": {"algorithm": "fedadam"}}
