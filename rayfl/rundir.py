@@ -574,9 +574,12 @@ def read_table(path: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    # The default precision is an ulp off. Nothing but an empty field is a missing number.
-    frame = pd.read_csv(
-        path, float_precision="round_trip", dtype={"name": str}, keep_default_na=False, na_values=[""]
+    # Before pandas 3.1 the default precision is an ulp off. Nothing but an empty field is a missing number.
+    exact: Any = {}
+    if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1):
+        exact["float_precision"] = "round_trip"
+    frame: pd.DataFrame = pd.read_csv(
+        path, dtype={"name": str}, keep_default_na=False, na_values=[""], **exact
     )
     if "name" in frame:
         frame["name"] = frame["name"].fillna("")

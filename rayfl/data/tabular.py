@@ -38,13 +38,13 @@ class Roles:
     Attributes:
         label: the column with the class; None if ``targets`` are predicted.
         exclude: columns that are not features, but may define clients.
-        categorical: columns to encode one-hot; None: those with text.
+        categorical: columns of numbers to encode one-hot, as those with text are.
         targets: columns with numbers to predict.
     """
 
     label: str | None
     exclude: Sequence[str] = ()
-    categorical: Sequence[str] | None = None
+    categorical: Sequence[str] = ()
     targets: Sequence[str] = ()
 
     @property
@@ -89,7 +89,7 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, place: Place) -> Encod
         DataError: if a column is missing or contains something invalid: one line with the row.
     """
     predicted = roles.predicted
-    require(frame, (*predicted, *roles.exclude, *(roles.categorical or ())), where)
+    require(frame, (*predicted, *roles.exclude, *roles.categorical), where)
     for name in predicted:
         if name in roles.exclude:
             raise DataError(f"{where}: column {name!r} is the label; it cannot be excluded")
@@ -102,7 +102,7 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, place: Place) -> Encod
         )
     if not names:
         raise DataError(f"{where}: has no column for a feature besides {', '.join(map(repr, predicted))}")
-    misplaced = set(roles.categorical or ()) - set(names)
+    misplaced = set(roles.categorical) - set(names)
     if misplaced:
         raise DataError(
             f"{where}: column {min(misplaced)!r} is the label or excluded; it cannot be categorical"
@@ -180,7 +180,7 @@ def known_values(frame: pd.DataFrame, run_rows: pd.DataFrame, roles: Roles, plac
                 value = str(new.iloc[wrong[0]])[:40]
                 raise DataError(f"{place(wrong[0])}: column {name!r} is {value!r}; expected a number")
             new = pd.to_numeric(new)
-        if _is_numeric(old) and name != roles.label and name not in (roles.categorical or ()):
+        if _is_numeric(old) and name != roles.label and name not in roles.categorical:
             columns[name] = new
             continue
         if not _is_numeric(old):
@@ -269,7 +269,7 @@ def _feature(
     missing = np.flatnonzero(column.isna())
     if len(missing):
         raise DataError(f"{place(missing[0])}: column {name!r} is empty; fill it in, or exclude the column")
-    categorical = roles.categorical is not None and name in roles.categorical
+    categorical = name in roles.categorical
     if _is_numeric(column) and not categorical:
         with np.errstate(over="ignore"):
             values = column.to_numpy().astype(np.float32)
@@ -282,14 +282,12 @@ def _feature(
     if pd.api.types.is_datetime64_any_dtype(column):
         raise DataError(f"{place(0)}: column {name!r} holds times; exclude it, or convert it to numbers")
     if not categorical:
-        if roles.categorical is not None:
-            raise DataError(f"{place(0)}: column {name!r} holds text; add it to categorical, or exclude it")
         numbers = pd.to_numeric(column, errors="coerce").isna().to_numpy()
         if 2 * numbers.sum() < len(numbers):
             row = int(np.flatnonzero(numbers)[0]) if numbers.any() else 0
             raise DataError(
                 f"{place(row)}: column {name!r} is {str(column.iloc[row])[:40]!r}, where most rows have "
-                "numbers; correct it, or name the categorical columns"
+                "numbers; correct it, or add the column to data.categorical"
             )
     codes, ids = pd.factorize(column.astype(str))
     if len(ids) > MOST_VALUES:

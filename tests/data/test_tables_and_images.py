@@ -245,7 +245,7 @@ def test_a_second_table_and_listed_categories(tmp_path: Path) -> None:
         data[:30],
         test_path=tmp_path / "test.csv",
         test_fraction=None,
-        categorical=["code", "colour"],
+        categorical=["code"],  # text always is
         label="hospital",
         exclude=["outcome"],
     )
@@ -332,10 +332,10 @@ BAD_TABLES: dict[str, tuple[str | pd.DataFrame, dict[str, Any], str]] = {
         {},
         "people.csv:10: column 'age' is '12a', where most",
     ),
-    "text that is not listed": (
-        HEAD + ROWS,
-        {"categorical": ["age"]},
-        "column 'colour' holds text; add it to",
+    "text among numbers, beside categories": (
+        HEAD + ROWS + "12a,red,h0,ok\n",
+        {"categorical": ["colour"]},
+        "people.csv:10: column 'age' is '12a', where most",
     ),
     "fractions for labels": (HEAD + ROWS, {"label": "age2"}, "has no column 'age2'"),
     "float labels": (frame(), {"label": "age"}, "people.csv:3: column 'age' is 0.5; a label is a class"),

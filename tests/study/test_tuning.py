@@ -109,7 +109,10 @@ def test_a_setting_that_no_algorithm_has_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_only_another_method_of_the_study_has_is_not_tried(tmp_path: Path) -> None:
-    content: dict[str, Any] = {**TUNED, "methods": {"FedAvg": {"algorithm": "fedavg"}, "FedAdam": {"algorithm": "fedadam"}}}
+    content: dict[str, Any] = {
+        **TUNED,
+        "methods": {"FedAvg": {"algorithm": "fedavg"}, "FedAdam": {"algorithm": "fedadam"}},
+    }
     content["tune"] = {"algorithm.server_lr": [0.1, 1], "seeds": [100]}
     prepared = prepare(take(content, tmp_path, only=["FedAvg"]), check_data=False)
     assert prepared.candidates == ()

@@ -59,7 +59,7 @@ class HuggingFace(Dataset):
     )
     exclude: tuple[str, ...] = Field((), description="of a table: columns that are not features")
     categorical: tuple[str, ...] | None = Field(
-        None, description="of a table: columns to encode one-hot; default: those with text"
+        None, description="of a table: columns of numbers to encode one-hot; those with text always are"
     )
     size: int | None = Field(
         None,
@@ -226,7 +226,7 @@ class HuggingFace(Dataset):
         names = parts[0].column_names
         self._require_columns(parts[0], self.label, *self.exclude)
         plain = [name for name in names if _kind_of((name, parts[0].features[name]))[1] == "plain"]
-        roles = Roles(self.label, [name for name in self.exclude if name in plain], self.categorical)
+        roles = Roles(self.label, [name for name in self.exclude if name in plain], self.categorical or ())
         encoded = encode(self._frame(parts, plain), roles, self.path, self._row_namer(parts))
         return Encoded(
             encoded.x, *self._with_class_names(parts, encoded.y, encoded.class_names), encoded.columns

@@ -46,7 +46,7 @@ class Table(Dataset):
         (), description="columns that are not features; partition.name=column can divide by them"
     )
     categorical: tuple[str, ...] | None = Field(
-        None, description="columns to encode one-hot; default: those with text"
+        None, description="columns of numbers to encode one-hot; those with text always are"
     )
     seed: int = Field(0, description="seed of the draw of the test samples")
 
@@ -74,7 +74,7 @@ class Table(Dataset):
         if len(set(self.targets)) < len(self.targets):
             raise ConfigError("data.targets", "names a column twice", "name each once")
         frame = read_table(self.path, ids=self.exclude)
-        roles = Roles(self.label, self.exclude, self.categorical, self.targets)
+        roles = Roles(self.label, self.exclude, self.categorical or (), self.targets)
         count, rows, tests_path = len(frame), frame.index.to_numpy(), self.path
         if self.test_path is not None:
             tests, tests_path = read_table(self.test_path, ids=self.exclude), self.test_path
@@ -107,7 +107,7 @@ class Table(Dataset):
     @override
     def read_more(self, path: Path, own: Samples) -> MoreSamples:
         """Read another table with the same columns, in any order, and the run's categories and classes."""
-        run_rows, roles = self._run_rows(), Roles(self.label, (), self.categorical, self.targets)
+        run_rows, roles = self._run_rows(), Roles(self.label, (), self.categorical or (), self.targets)
         new_table = read_table(path, ids=self.exclude)
         require(new_table, tuple(run_rows.columns), str(path))
         rows = new_table.index.to_numpy()
@@ -128,7 +128,7 @@ class Table(Dataset):
     @override
     def inputs_of(self, frame: pd.DataFrame) -> NDArray[np.float32]:
         """The features of rows, with the run's categories; other columns are ignored."""
-        roles = Roles(self.label, (), self.categorical, self.targets)
+        roles = Roles(self.label, (), self.categorical or (), self.targets)
         run_rows = self._run_rows().drop(columns=list(roles.predicted))
         require(frame, tuple(run_rows.columns), "the table")
 
