@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _SECTION = re.compile(r"^([A-Z][A-Za-z ]*):$", re.MULTILINE)
+_ANNOTATION = re.compile(r"(: |-> )'([^']*)'")
+"""An annotation that is not evaluated, which Python shows in quotes."""
 _ENTRY = re.compile(r"^(\*{0,2}[\w`.*][^:\n]*): +(.*)$", re.DOTALL)
 
 
@@ -80,9 +82,9 @@ def signature(function: Callable[..., Any]) -> str:
     except ValueError:
         return "(...)"
     kept = [p for name, p in found.parameters.items() if name not in ("self", "cls")]
-    whole = str(found.replace(parameters=kept))
+    whole = _ANNOTATION.sub(r"\1\2", str(found.replace(parameters=kept)))
     if len(whole) < 80:
         return whole
-    inner = "".join(f"    {parameter},\n" for parameter in kept)
+    inner = "".join(_ANNOTATION.sub(r"\1\2", f"    {parameter},\n") for parameter in kept)
     returned = "" if found.return_annotation is inspect.Signature.empty else f" -> {found.return_annotation}"
     return f"(\n{inner}){returned}"

@@ -28,7 +28,7 @@ COPIED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 
 def generated() -> Iterator[tuple[str, str]]:
     """The pages and pictures that are made of the code, by their path in ``docs``."""
-    for name in ("settings", "parts", "cli", "python"):
+    for name in ("settings", "parts", "cli", "python", "contract"):
         yield f"reference/{name}.md", getattr(reference, name)()
     yield from method_pages.pages()
     yield from notebook_pages.pages()

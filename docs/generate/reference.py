@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import inspect
 import sys
 import types
@@ -318,6 +320,54 @@ def python() -> str:
     lines += ["## Errors {#errors}", ""]
     for name in ("RayflError", "ConfigError", "DataError"):
         lines += [f"### rayfl.{name} {{#error-{name}}}", "", *_docstring(getattr(rayfl, name)), ""]
+    return "\n".join(lines) + "\n"
+
+
+CONTRACT = {
+    "rayfl.algorithms": (
+        "Algorithm",
+        "Setup",
+        "ServerState",
+        "Clients",
+        "Plan",
+        "Mixing",
+        "RoundReport",
+        "Regrouping",
+        "GlobalStep",
+    ),
+    "rayfl.training": ("LocalWork", "Terms", "Guides", "Seen", "TrainedBlock"),
+    "rayfl.local": ("LocalObjective", "Start", "Train", "Outcome"),
+    "rayfl.training.reports": ("ClientReport", "Trained"),
+    "rayfl.server_step": ("ServerStep", "Averaged"),
+    "rayfl.training.server": ("ServerTraining", "AtServer"),
+    "rayfl.aggregation": ("Aggregation",),
+    "rayfl.sampling": ("Sampling", "Candidates"),
+}
+"""The classes that your own methods, objectives and samplings extend and receive, by module."""
+
+
+def contract() -> str:
+    """The classes with which parts of your own are written."""
+    lines = [
+        "# Classes for your own parts",
+        "",
+        "What [a method](../your/method.md), a local objective, an aggregation rule or a sampling of your",
+        "own extends, receives and returns. Shapes are in parentheses: N clients, M of them in the cohort,",
+        "K models, P parameters, B clients in a block.",
+        "",
+    ]
+    for module, names in CONTRACT.items():
+        for name in names:
+            thing = getattr(importlib.import_module(module), name)
+            lines += [f"## {name}", "", f"`from {module} import {name}`", "", *_docstring(thing), ""]
+            for member, value in dict(vars(thing)).items():
+                function = getattr(value, "__func__", value)
+                if member.startswith(("_", "model_")) or not inspect.getdoc(value):
+                    continue
+                if inspect.isfunction(function):
+                    lines += [*_function(f"{name}.{member}", function, "###"), ""]
+                elif isinstance(value, property | functools.cached_property):
+                    lines += [f"### {name}.{member} {{#{name.lower()}-{member}}}", "", *_docstring(value), ""]
     return "\n".join(lines) + "\n"
 
 

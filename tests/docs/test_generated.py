@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import inspect
 import json
 import re
 import sys
@@ -83,6 +86,26 @@ def test_the_command_line_page_has_every_command_and_option() -> None:
     for command, about in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         assert f"## rayfl {command} " in page
         assert all(option in page for parameter in about.params for option in getattr(parameter, "opts", ()))
+
+
+def test_the_classes_for_own_parts_are_listed_with_all_their_fields() -> None:
+    """Those that the page about own methods says how to import."""
+    import reference
+
+    page = reference.contract()
+    table = (DOCS / "your/method.md").read_text().split("| import | from |")[1].split("\n\n")[0]
+    for names, module in re.findall(r"^\| (`.+`) \| `([\w.]+)` \|$", table, re.MULTILINE):
+        for name in re.findall(r"`(\w+)`", names):
+            thing = getattr(importlib.import_module(module), name)
+            if not inspect.isclass(thing):
+                continue
+            assert f"## {name}\n\n`from {module} import {name}`" in page
+            described = page.split(f"## {name}\n")[1].split("\n##")[0]
+            for field in dataclasses.fields(thing) if dataclasses.is_dataclass(thing) else ():
+                assert re.search(rf"^- `[^`]*\b{field.name}\b[^`]*`: ", described, re.MULTILINE), (
+                    name,
+                    field.name,
+                )
 
 
 def test_a_docstring_becomes_markdown() -> None:
