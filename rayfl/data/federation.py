@@ -242,7 +242,7 @@ def client_tests(
     if rule.whole_labels:
         raise DataError(
             "partition.test_samples: whole_labels, but clients have test samples of their own; use a number "
-            "or 'all'"
+            "or 'all', or partition.tests=labels where the partition has it"
         )
     cap, tests = rule.most, Ragged.of(own_tests)
     untested = np.flatnonzero(tests.sizes == 0)
