@@ -291,7 +291,8 @@ def study(
             out.print(text_tables(table.header, table.rows, table.left, table.caption, out.width))
     for line in tables.claim_lines(outcome.judgements):
         _say(line)
-    _say(f"results: {short(outcome.folder)}/ with study.html, table.md, runs.csv, claims.json, figures")
+    page, figures = ("", "") if outcome.stopped else ("study.html, ", ", figures")
+    _say(f"results: {short(outcome.folder)}/ with {page}table.md, runs.csv, claims.json{figures}")
     for title, error in outcome.failed.items():
         print(f"error: {title}: {error}", file=sys.stderr)
     if outcome.stopped:

@@ -14,7 +14,10 @@ from rayfl.study.page import write_page
 
 
 def write(study: Study) -> list[Path]:
-    """Write all results into the study's folder; returns their paths."""
+    """Write all results into the study's folder; returns their paths.
+
+    Of a study that was stopped only the tables and claims are written, since figures and page take seconds.
+    """
     results, folder = study.results, study.folder
     main = tables.main_table(results)
     others = [tables.comparison_table(results), tables.rank_table(results)]
@@ -35,4 +38,6 @@ def write(study: Study) -> list[Path]:
     for name, text in contents.items():
         files.write(folder / name, text)
         written.append(folder / name)
+    if study.stopped:
+        return written
     return [*written, *write_figures(results, folder / "figures"), write_page(study)]

@@ -438,8 +438,11 @@ def test_what_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     first, _ = whole(values, tmp_path / "b", Watch(event=stop))
     assert first.stopped
     assert first.results.finished == 0
+    assert (first.folder / "table.md").is_file()
+    assert not (first.folder / "study.html").exists()  # it takes seconds
     second, began = whole(values, tmp_path / "b")
     assert began == ["FedAvg, seed 0"]
+    assert (second.folder / "study.html").is_file()
     hashes = [
         json.loads((Path(s.runs["path"][0]) / "summary.json").read_text())["models_sha256"]
         for s in (undisturbed, second)
