@@ -84,5 +84,5 @@ def partition_of(thing: object) -> dict[str, Any] | None:
 
 def _is_array(thing: object) -> bool:
     if isinstance(thing, (list, tuple)):
-        return bool(thing) and all(isinstance(each, (int, np.integer)) for each in thing)
+        return all(isinstance(each, (int, np.integer)) for each in thing)
     return isinstance(thing, range) or hasattr(thing, "__array__")

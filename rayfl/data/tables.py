@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayfl.errors import DataError, nearest, one_line
+from rayfl.given import shown_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,6 +158,8 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 def line_of(path: Path, row: int) -> str:
     """The place of row ``row`` of :func:`read_table`'s index, for messages: ``owners.csv:17``."""
+    if shown_path(path) == "data":  # lists that were given in Python
+        return f"given partition, entry {row + 1}"
     return f"{path}, row {row}" if path.suffix == ".parquet" else f"{path}:{row + 2}"
 
 

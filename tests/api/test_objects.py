@@ -59,8 +59,14 @@ def test_a_dictionary_of_samples_by_the_ids_of_the_clients(arrays):
     assert settings.partition.name == "label_skew"  # a dictionary of anything else
     with pytest.raises(ConfigError, match="partition: two clients have the id '5'"):
         rayfl.load(SMALL, data=tuple(arrays.values()), partition={5: range(10), "5": range(10, 40)})
-    with pytest.raises(ConfigError, match="partition: client a has no samples"):
-        rayfl.load(SMALL, partition={"a": range(0)})
+    for empty in (range(0), []):
+        with pytest.raises(ConfigError, match="partition: client a has no samples"):
+            rayfl.load(SMALL, partition={"a": empty})
+    twice = (
+        r"^given partition, entry 11: training sample 9 belongs to '0' already \(given partition, entry 10\)"
+    )
+    with pytest.raises(DataError, match=twice):
+        rayfl.run(SMALL, data=tuple(arrays.values()), partition=[range(10), range(9, 40)])
     with pytest.raises(ConfigError, match="partition: names no client; expected the places"):
         rayfl.load(SMALL, partition=[])
 
