@@ -272,7 +272,21 @@ def choice_table(tried: Sequence[Mapping[str, Any]], tune: Tune) -> TextTable | 
     points = "" if by_point or not (tried[0].get("at")) else "the mean over all points of the grid"
     how = " and ".join(filter(None, (seeds, points)))
     caption = f"Chosen settings: the best of those that were tried{f', by {how}' if how else ''}."
-    return TextTable(header, tuple(rows), 1 + len(axes), caption)
+    return TextTable(header, tuple(rows), 1 + len(axes), caption + _at_the_edge(chosen, tune))
+
+
+def _at_the_edge(chosen: Sequence[Sequence[Mapping[str, Any]]], tune: Tune) -> str:
+    """A sentence about chosen values that are the smallest or largest of at least three listed numbers."""
+    methods: dict[str, dict[str, None]] = {}
+    for name, values in tune.space.items():
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        if isinstance(values, Mapping) or len(values) < 3 or len(numbers) < len(values):
+            continue
+        for each in chosen:
+            if each[0]["settings"].get(name) in (min(numbers), max(numbers)):
+                methods.setdefault(name, {})[each[0]["method"]] = None
+    edges = "; ".join(f"{name} of {', '.join(labels)}" for name, labels in methods.items())
+    return f" At the edge of what was tried, so that other values may be better: {edges}." if edges else ""
 
 
 def _setting(value: Any) -> str:

@@ -195,6 +195,23 @@ def test_the_table_of_choices_has_the_score_by_which_was_chosen() -> None:
     assert tables.choice_table([trial("A", 0.1, -math.inf, False)], tune) is None
 
 
+@pytest.mark.parametrize(
+    ("values", "chosen", "said"),
+    [
+        ([0.1, 0.3, 1], 1, "other values may be better: training.lr of A."),
+        ([0.1, 0.3, 1], 0.1, "other values may be better: training.lr of A."),
+        ([0.1, 0.3, 1], 0.3, ""),
+        ([0.1, 0.3], 0.3, ""),  # one of two is always at an edge
+        ({"uniform": [0.1, 0.3]}, 0.3, ""),
+    ],
+)
+def test_a_choice_at_the_edge_of_the_values_is_named(values: Any, chosen: float, said: str) -> None:
+    tune = Tune.model_validate({"training.lr": values, "seeds": [100]})
+    table = tables.choice_table([trial("A", chosen, 50.0)], tune)
+    assert table is not None
+    assert table.caption.endswith(said or "were tried.")
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("scheduler", "actors"), [pytest.param("none", 2, marks=pytest.mark.slow), ("asha", 1)]
