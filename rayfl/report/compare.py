@@ -496,9 +496,10 @@ def _by_planted_group(comparison: Comparison) -> Section | None:
             )
         )
     note = (
-        "± samples is the standard error of the mean over the distinct test samples, which clients share. "
-        "The variance over all clients is that within planted groups plus that between them."
+        "± samples is the standard error of the mean over the distinct test samples, which clients may share."
     )
+    if any(name == "group_var_within" for name, _, _ in present):
+        note += " The variance over all clients is that within planted groups plus that between them."
     note += (
         " For each planted group: mean accuracy, and in brackets the variance over its clients, %²."
         * bool(ids)

@@ -252,7 +252,7 @@ def communication(ledger: pd.DataFrame) -> Draw:
                     axes.plot(
                         part["round"] + 1, part["bytes"] / scale, color=colour, label=label, **look, **marks
                     )
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.08 * float(sums["bytes"].max()) / scale)  # the line may be constant
         _legend_below(axes)
         _label_axes(axes, f"{unit} a round")
 

@@ -68,13 +68,11 @@ def page_of(study: Study) -> Page:
     ]
     failed = [f"{title}: {error}" for title, error in study.failed.items()]
     notes = [("", [tables.main_table(results, tall=True).caption])]
-    if study.stopped:
-        notes.insert(0, ("", ["The study was stopped; the same command resumes it."]))
     if failed:
         notes.insert(0, ("These runs failed:", failed))
     return Page(
         title=results.study.title or results.study.name,
-        subtitle=" · ".join(filter(None, (results.study.name, results.study.base))),
+        subtitle=" · ".join(filter(None, (results.study.name, Path(results.study.base).name))),
         facts=facts,
         notes=notes,
         lead=_table_of(tables.main_table(results, tall=True), "results"),
@@ -265,19 +263,30 @@ def _choices(study: Study) -> Section | None:
         return None
     tune = study.results.study.tune
     names = list(tune.space)
+    by_mean = tune.per == "method" and any(len(trial.get("at") or {}) for trial in study.tuned)
+    scores: dict[str, list[float]] = {}
+    for trial in study.tuned:
+        scores.setdefault(repr((trial["method"], trial["settings"])), []).append(trial["score"])
     rows = [
         (
             trial["method"],
-            ", ".join((trial.get("at") or {}).values()) or UNKNOWN,
+            _point_name(trial.get("at") or {}) or UNKNOWN,
             *(str(trial["settings"].get(name, UNKNOWN)) for name in names),
-            UNKNOWN if not np.isfinite(trial["score"]) else f"{trial['score']:.2f}",
+            _score([trial["score"]]),
+            *([_score(scores[repr((trial["method"], trial["settings"]))])] if by_mean else []),
             "chosen" if trial.get("chosen") else "",
         )
         for trial in study.tuned
     ]
-    header = ("method", "at", *names, f"validation {tune.metric}", "")
+    metric = f"validation {tune.metric}"
+    header = ("method", "at", *names, metric, *(["mean over all points"] if by_mean else []), "")
     table = Table.of(header, rows, left=2, caption="settings that were tried", filter=len(rows) > 20)
     return Section("Choice of settings", "On validation samples of the clients.", (), [table])
+
+
+def _score(scores: Sequence[float]) -> str:
+    """Their mean; unknown if a run failed."""
+    return f"{np.mean(scores):.2f}" if np.isfinite(scores).all() else UNKNOWN
 
 
 def _runs(study: Study) -> Section:

@@ -17,7 +17,7 @@ import pytest
 from rayfl.errors import ConfigError
 from rayfl.rundir import RunDirectory
 from rayfl.runtime import trials
-from rayfl.study import Study, execute, prepare, tables, take
+from rayfl.study import Study, execute, page, prepare, tables, take
 from rayfl.study.file import Tune
 from rayfl.study.preparation import as_chosen
 from rayfl.study.running import Allocation, directory_of
@@ -193,6 +193,24 @@ def test_the_table_of_choices_has_the_score_by_which_was_chosen() -> None:
     assert table is not None
     assert table.rows == (("A", "0.02341", "50.00"),)
     assert tables.choice_table([trial("A", 0.1, -math.inf, False)], tune) is None
+
+
+def test_the_page_has_the_mean_by_which_was_chosen(tmp_path: Path) -> None:
+    methods = {"FedAvg": {"algorithm": "fedavg"}}
+    tune = {"training.lr": [0.01, 0.2], "seeds": [100]}
+    study = run(tmp_path, methods=methods, tune=tune, grid={"training.epochs": [1, 2]}, seeds=[0])
+    section = page._choices(study)
+    assert section is not None
+    (table,) = section.tables
+    columns = {column.title: column.values for column in table.columns}
+    assert columns["at"] == ["epochs 1", "epochs 2"] * 2
+    scores, means = columns["validation accuracy_mean"], columns["mean over all points"]
+    for first in (0, 2):
+        assert (
+            means[first]
+            == means[first + 1]
+            == pytest.approx((scores[first] + scores[first + 1]) / 2, abs=0.01)
+        )
 
 
 @pytest.mark.parametrize(
