@@ -59,6 +59,9 @@ SHOWN_CLASSES = 12
 DRAWN_GROUPS = 40
 """With at most this many planted groups each has a box plot of its sizes."""
 
+_LONGEST_HEADINGS = 40
+"""If the names of all classes together have more characters, the table has their numbers."""
+
 DRAWN_CLIENTS = 1000
 """Rows of the picture of clients and classes; if there are more clients, evenly spaced ones are drawn."""
 
@@ -140,6 +143,13 @@ class View:
         """Training samples of each present client and class ``(n, C)``."""
         classes = [f"class_{label}" for label in range(self.federation.samples.classes)]
         return self.clients[classes].to_numpy(np.int64)
+
+    @property
+    def labels(self) -> list[str]:
+        """The name of each class; its number if classes have no names."""
+        samples = self.federation.samples
+        named = len(samples.class_names) == samples.classes
+        return list(samples.class_names) if named else list(map(str, range(samples.classes)))
 
     def summary(self) -> dict[str, Any]:
         """Plain values, as written to ``partition.json``."""
@@ -316,7 +326,9 @@ def _client_table(view: View) -> Table:
     if groups is not None:
         table.add_column("group", justify="right")
     table.add_column("samples", justify="right")
-    for heading in map(str, range(counts.shape[1])) if few else ("labels", "most frequent labels"):
+    short = sum(map(len, view.labels)) <= _LONGEST_HEADINGS
+    headings = view.labels if short else list(map(str, range(counts.shape[1])))
+    for heading in map(escape, headings) if few else ("labels", "most frequent labels"):
         table.add_column(heading, justify="right" if few or heading == "labels" else "left")
     half = SHOWN_CLIENTS // 2
     shown = range(clients) if clients <= SHOWN_CLIENTS else [*range(half), *range(clients - half, clients)]
@@ -330,8 +342,8 @@ def _client_table(view: View) -> Table:
             row += [f"{count:,}" if count else "·" for count in counts[client]]
         else:
             frequent = np.argsort(-counts[client], kind="stable")[:3]
-            texts = [f"{label} ({counts[client, label]:,})" for label in frequent if counts[client, label]]
-            row += [str(int((counts[client] > 0).sum())), ", ".join(texts)]
+            texts = [f"{view.labels[i]} ({counts[client, i]:,})" for i in frequent if counts[client, i]]
+            row += [str(int((counts[client] > 0).sum())), escape(", ".join(texts))]
         table.add_row(*row, end_section=client == half - 1 and clients > SHOWN_CLIENTS)
     if clients > SHOWN_CLIENTS:
         table.caption = f"{SHOWN_CLIENTS} of {clients:,} clients"
@@ -447,12 +459,13 @@ def _client_columns(view: View) -> dict[str, list[Any]]:
     if view.planted is not None:
         columns["group"] = view.planted.tolist()
     columns["labels"] = (counts > 0).sum(axis=1).tolist()
-    columns["main label"] = frequent[:, 0].tolist()
+    labels = view.labels
+    columns["main label"] = [labels[first] for first in frequent[:, 0].tolist()]
     if counts.shape[1] <= SHOWN_CLASSES:
-        columns |= {f"class {label}": counts[:, label].tolist() for label in range(counts.shape[1])}
+        columns |= {f"class {label}": counts[:, i].tolist() for i, label in enumerate(labels)}
     else:
         columns["most frequent labels"] = [
-            ", ".join(f"{label} ({counts[i, label]:,})" for label in row if counts[i, label])
+            ", ".join(f"{labels[label]} ({counts[i, label]:,})" for label in row if counts[i, label])
             for i, row in enumerate(frequent.tolist())
         ]
     return columns
@@ -474,7 +487,7 @@ def _labels_section(view: View) -> Section:
         note += f" {len(drawn)} of {len(order):,} clients, evenly spaced."
     if len(classes) < counts.shape[1]:
         note += f" {len(classes)} of {counts.shape[1]:,} classes, evenly spaced."
-    rows, columns = [f"client {names[i]}" for i in drawn], [f"class {i}" for i in classes]
+    rows, columns = [f"client {names[i]}" for i in drawn], [f"class {view.labels[i]}" for i in classes]
     chart = heatmap(shares[:, classes], rows, columns, f"Matrix of clients and classes: {label}", label=label)
     return Section("Labels", note, [chart])
 
@@ -614,7 +627,8 @@ def _draw_classes(view: View, path: Path) -> None:
     axes.set_ylabel(what if len(rows) == clients else f"{what} ({len(rows):,} of {clients:,} drawn)")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if classes <= 30:
-        axes.set_xticks(range(classes))
+        upright = max(map(len, view.labels)) > 2
+        axes.set_xticks(range(classes), view.labels, rotation=90 if upright else 0)
     for edge in _group_edges(view.planted):
         axes.axhline(edge - 0.5, color="#D55E00", linewidth=0.8)
     figure.colorbar(image, label="share of the client's training samples")

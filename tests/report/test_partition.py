@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,19 @@ def test_many_clients_are_abridged_and_sampled_and_it_says_so(tmp_path: Path) ->
     assert found.summary()["measures"]["emd"]["sampled"]
     assert len(text.splitlines()) < 50
     assert len(pd.read_csv(partition.write(found, tmp_path)[1])) == 10_000
+
+
+def test_classes_have_their_names(tmp_path: Path) -> None:
+    first = view(load(DIGITS, TWO_TASKS), ["emd"])
+    for names, shown in ((tuple("abcdefghij"), True), (tuple(f"class {i}" for i in range(10)), False)):
+        samples = replace(first.federation.samples, class_names=names)
+        federation = replace(first.federation, samples=samples)
+        found = replace(first, stage=replace(first.stage, federation=federation))
+        (headings,) = (line for line in text_of(found).splitlines() if line.startswith("┃client┃"))
+        assert headings.replace(" ", "").endswith("┃".join(names if shown else "0123456789") + "┃")
+        data = values(partition.write(found, tmp_path / names[0])[-1].read_text())["data"]["clients"]
+        assert [data[f"class {name}"] for name in names] == found.counts.T.tolist()
+        assert data["main label"] == [names[i] for i in found.counts.argmax(axis=1)]
 
 
 def test_many_classes_are_told_in_words() -> None:
