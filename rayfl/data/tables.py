@@ -101,6 +101,31 @@ def check_file(path: Path) -> None:
         raise DataError(f"{path}: {'it is a folder' if path.is_dir() else 'there is no such file'}")
 
 
+def check_columns(path: Path, columns: tuple[str, ...]) -> None:
+    """Refuse a table whose header lacks one of these columns; without a readable header nothing is refused,
+    since reading the table says more.
+
+    Raises:
+        DataError
+    """
+    import pandas as pd
+
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow import parquet
+
+            header = pd.DataFrame(columns=parquet.read_schema(path).names)
+        else:
+            _check_separator(path)
+            header = pd.read_csv(path, nrows=0, encoding="utf-8-sig")
+    except DataError:
+        raise
+    except Exception:  # broken bytes make pandas and pyarrow raise nearly anything
+        return
+    header.columns = [str(name).strip() for name in header.columns]
+    require(header, columns, str(path))
+
+
 _SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
 """Other separators of columns that programs write, with their names in messages."""
 

@@ -394,6 +394,24 @@ def test_other_separators_may_stand_in_names_and_texts(tmp_path: Path) -> None:
     assert found.x_train.shape[1] == 1 + len(set(COLOURS))
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_missing_columns_are_noticed_without_reading_the_table(kind: str, tmp_path: Path) -> None:
+    """So before Ray starts. What else is wrong with a table is said when it is read."""
+    path = tmp_path / f"people.{kind}"
+    if kind == "csv":
+        frame().to_csv(path, index=False)
+    else:
+        pytest.importorskip("pyarrow")
+        frame().to_parquet(path)
+    good: dict[str, Any] = {"path": path, "label": "outcome", "exclude": ["hospital"], "test_fraction": 0.2}
+    assert DATASETS["table"](**good).available(tmp_path)
+    for wrong in ({"label": "outcom"}, {"exclude": ["ward"]}, {"categorical": ["ages"]}):
+        with pytest.raises(DataError, match=r"has no column '(outcom|ward|ages)'"):
+            DATASETS["table"](**{**good, **wrong}).available(tmp_path)
+    path.write_bytes(b"\xff\xfe broken")
+    assert DATASETS["table"](**good).available(tmp_path)
+
+
 def test_a_test_table_without_a_column_is_refused(tmp_path: Path) -> None:
     frame().drop(columns="age").to_csv(tmp_path / "test.csv", index=False)
     with pytest.raises(DataError, match=r"test\.csv: has no column 'age'"):

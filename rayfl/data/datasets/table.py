@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from rayfl.data.base import Dataset, MoreSamples, Samples
 from rayfl.data.own import TestBy, check_seed, draw_tests, split_numbering
-from rayfl.data.tables import check_file, line_of, read_table, require
+from rayfl.data.tables import check_columns, check_file, line_of, read_table, require
 from rayfl.data.tabular import Place, Roles, as_text, encode, features_of, known_values
 from rayfl.errors import ConfigError
 
@@ -59,6 +59,8 @@ class Table(Dataset):
     def available(self, root: Path) -> bool:
         for path in filter(None, (self.path, self.test_path)):
             check_file(path)
+        predicted = self.targets if self.label is None else (self.label,)
+        check_columns(self.path, (*predicted, *self.exclude, *(self.categorical or ())))
         return True
 
     @override
