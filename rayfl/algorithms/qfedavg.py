@@ -45,6 +45,9 @@ class QFedAvg(Algorithm):
 
     Shown by:
         - tests/algorithms/test_server_steps.py::test_a_larger_q_makes_shorter_steps
+        - experiments/servers/qfedavg_synthetic.yaml: the paper's Synthetic(1, 1), five seeds: with q = 1 the
+          variance of accuracies falls from 1,422 to 1,027 %², the worst 10 % have 4.4 % instead of 0, and the
+          accuracy over all test samples rises from 74 to 81 %
         - experiments/servers/qfedavg.yaml: USPS, Dir(0.3), 300 rounds, five seeds: the variance of accuracies
           grows with q (4.1, 5.3, 9.7 %² for q = 0, 1, 5), against the paper, with a rate that is not tuned
           for each q
