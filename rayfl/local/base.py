@@ -248,7 +248,8 @@ def trained_by(local: LocalObjective, start: Start, train: Train) -> tuple[Train
     Raises:
         ConfigError: if it returns something else, or the clients send models of another shape.
     """
-    where, answer = f"{local.name}.train", local.train(start, train)
+    own = type(local).train is not LocalObjective.train
+    where, answer = f"{local.name}.{'train' if own else 'finish'}", local.train(start, train)
     kinds = tuple(map(type, answer)) if isinstance(answer, tuple) else ()
     if kinds != (TrainedBlock, Outcome):
         raise ConfigError(where, f"returned {type_of(answer)}", "expected (TrainedBlock, Outcome)")

@@ -108,6 +108,13 @@ class Objective(LocalObjective):
         return block if self.what == "train" else (block, outcome)
 
 
+class Finishes(LocalObjective):
+    name: Literal["bad_finish"] = "bad_finish"
+
+    def finish(self, start, block):
+        return replace(super().finish(start, block), state=block.rows)
+
+
 class Other(Objective):
     name: Literal["bad_arguments_local"] = "bad_arguments_local"
 
@@ -386,6 +393,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "objective, state": (
         {"local": Objective(what="state")},
         r"bad_local.train: clients keep a Tensor of float32 \(1, \d+\); expected their states \(1, 0\)",
+    ),
+    "objective, state from finish": (
+        {"local": Finishes()},
+        r"bad_finish.finish: clients keep a Tensor of float32 \(1, \d+\); expected their states \(1, 0\)",
     ),
     "objective, offset": (
         {"local": Objective(what="offset")},
