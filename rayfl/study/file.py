@@ -677,9 +677,9 @@ def _with_overrides(study: StudyFile, overrides: Sequence[str]) -> StudyFile:
             if study.tune is not None and given in study.tune.space:
                 raise ConfigError(given, "is chosen by tune", "change it in the study file")
         settings = _layered(settings, change)
+        replaced = [path.removesuffix(".name"), *(EXCLUDED[each] for each in change if each in EXCLUDED)]
         methods, others = (
-            {label: _without(own, [path.removesuffix(".name")]) for label, own in each.items()}
-            for each in (methods, others)
+            {label: _without(own, replaced) for label, own in each.items()} for each in (methods, others)
         )
     changed = study.model_copy(update={"settings": settings, "methods": methods})
     changed._other_methods = others

@@ -116,6 +116,9 @@ def test_overrides_are_for_all_runs_also_where_a_method_has_its_own_value(tmp_pa
     assert [config.training.lr for config in configs.values()] == [0.25] * 3
     assert [configs[label].algorithm.clusters for label in ("IFCA", "IFCA, 2")] == [3, 3]  # type: ignore[attr-defined]
     assert of_methods(SEVERAL, tmp_path, settings="training.lr=0.25")["IFCA, 2"].training.lr == 0.25
+    cut = {**SEVERAL, "settings": {}, "methods": {"PACFL": {"algorithm": "pacfl", "clustering.threshold": 6}}}
+    clustering = of_methods(cut, tmp_path, settings=["clustering.n_clusters=2"])["PACFL"].clustering
+    assert (clustering.threshold, clustering.n_clusters) == (None, 2)
 
 
 @pytest.mark.parametrize(
