@@ -88,6 +88,7 @@ def load(
         ConfigError: one line: where, what, and what would be right.
     """
     settings, part_settings, overrides = read(source), plain(parts), names_first(overrides)
+    refuse_replaced(overrides)
     for section, given in part_settings.items():
         kept = settings.get(section)
         if isinstance(given, dict) and isinstance(kept, Mapping) and "name" not in kept:
@@ -224,7 +225,7 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
     one of two settings that exclude each other drops the other, unless the overrides set both.
 
     Raises:
-        ConfigError: if an override cannot be read, or has no effect since a later one replaces its section.
+        ConfigError: if an override cannot be read.
     """
     result = copy.deepcopy(dict(settings))
     parsed = parse_overrides(overrides)
@@ -241,7 +242,7 @@ def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
     """The dotted path and the value of each override ``key=value``, in order.
 
     Raises:
-        ConfigError: if an override cannot be read, or has no effect since a later one replaces its section.
+        ConfigError: if an override cannot be read.
     """
     parsed: list[tuple[str, Any]] = []
     for text in overrides:
@@ -255,8 +256,18 @@ def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
             raise ConfigError(
                 printable(path), f"{value!r} is not a YAML value", "quote it if it is text"
             ) from None
-        _refuse_replaced(parsed[:-1], *parsed[-1])
     return parsed
+
+
+def refuse_replaced(overrides: Iterable[str]) -> None:
+    """Refuse an override that has no effect since a later one replaces its section, part or list.
+
+    Raises:
+        ConfigError
+    """
+    parsed = parse_overrides(overrides)
+    for place, (path, value) in enumerate(parsed):
+        _refuse_replaced(parsed[:place], path, value)
 
 
 def _refuse_replaced(earlier: Sequence[tuple[str, Any]], path: str, value: Any) -> None:

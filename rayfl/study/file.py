@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from rayfl.config.mistakes import explain
-from rayfl.config.reading import names_first, parse_overrides
+from rayfl.config.reading import names_first, parse_overrides, refuse_replaced
 from rayfl.config.schema import EXCLUDED
 from rayfl.config.text import NOT_YAML, as_value, parse, problem_of
 from rayfl.errors import ArgumentError, ConfigError, nearest, type_of
@@ -95,7 +95,7 @@ class Tune(Section):
         for path in paths_of(self.settings):
             if path == "seed":
                 raise ValueError("settings.seed: set tune.seeds instead")
-            if path in self.space:
+            if path in _chosen_paths(self):
                 raise ValueError(f"settings.{path}: is chosen; leave it out here")
         if drawn and self.per == "point":
             raise ValueError(
@@ -357,7 +357,7 @@ class StudyFile(Section):
                     raise ValueError(f"expected: no method {label!r}; {nearest(label, self.methods)}")
         if self.tune is not None:
             elsewhere = {*paths_of(self.settings), *itertools.chain(*map(_paths_of_axis, self.axes.values()))}
-            for setting in self.tune.space:
+            for setting in _chosen_paths(self.tune):
                 if setting in elsewhere:
                     raise ValueError(f"tune: {setting} is also in settings or grid; leave it out there")
             _check_tuning_seeds(self.tune, self.seeds)
@@ -472,8 +472,12 @@ def _check_axes_set_once(study: StudyFile) -> None:
                     raise ValueError(f"grid.{other}: {path} {what}; leave it out here")
     for label, settings in study.methods.items():
         for path in paths_of(settings):
-            if path in study.grid:
+            if path in {axis.removesuffix(".name") for axis in study.grid}:
                 raise ValueError(f"methods.{label}: {path} is an axis of the grid; leave it out here")
+
+
+def _chosen_paths(tune: Tune) -> set[str]:
+    return {setting.removesuffix(".name") for setting in tune.space}
 
 
 def _paths_of_axis(points: Mapping[str, Settings]) -> set[str]:
@@ -662,7 +666,9 @@ def _with_overrides(study: StudyFile, overrides: Sequence[str]) -> StudyFile:
         ConfigError: if an override cannot be read, or cannot have an effect.
     """
     settings, methods, others = study.settings, study.methods, study._other_methods
-    for path, value in parse_overrides(names_first(overrides)):
+    refuse_replaced(names_first(overrides))
+    parsed = parse_overrides(names_first(overrides))
+    for path, value in parsed:
         # As for a single run, a section in braces replaces the section.
         change = {path: {}, **_by_path({path: value})} if isinstance(value, Mapping) else {path: value}
         try:
@@ -671,13 +677,20 @@ def _with_overrides(study: StudyFile, overrides: Sequence[str]) -> StudyFile:
             raise ConfigError("override", str(error)) from None
         for given in paths_of(change):
             for axis, points in study.axes.items():
-                if any(f"{given}.".startswith(f"{each}.") for each in _paths_of_axis(points)):
-                    what = "is an axis of the grid" if given == axis else f"is set by the axis {axis}"
+                if given in _paths_of_axis(points):
+                    what = (
+                        "is an axis of the grid"
+                        if given == axis.removesuffix(".name")
+                        else f"is set by the axis {axis}"
+                    )
                     raise ConfigError(given, what, "change it in the study file")
-            if study.tune is not None and given in study.tune.space:
+            if study.tune is not None and given in _chosen_paths(study.tune):
                 raise ConfigError(given, "is chosen by tune", "change it in the study file")
         settings = _layered(settings, change)
-        replaced = [path.removesuffix(".name"), *(EXCLUDED[each] for each in change if each in EXCLUDED)]
+        replaced = [
+            path.removesuffix(".name"),
+            *(EXCLUDED[each] for each in change if each in EXCLUDED and change[each]),
+        ]
         methods, others = (
             {label: _without(own, replaced) for label, own in each.items()} for each in (methods, others)
         )
@@ -795,7 +808,9 @@ def _without(settings: Mapping[str, Any], paths: Iterable[str], prefix: str = ""
         part = path.removesuffix(".name")
         if any(part == each or path.startswith(f"{each}.") for each in paths):
             continue
-        remaining[key] = _without(value, paths, f"{path}.") if isinstance(value, Mapping) else value
+        inner = _without(value, paths, f"{path}.") if isinstance(value, Mapping) else value
+        if inner or not value:  # an empty section would replace the section
+            remaining[key] = inner
     return remaining
 
 

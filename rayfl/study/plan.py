@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from rayfl import plugins
 from rayfl.algorithms import ALGORITHMS
 from rayfl.config import BLOCK_SETTINGS, Config, load, on_the_same_data, variant, with_overrides
-from rayfl.config.reading import algorithm_of, read
+from rayfl.config.reading import algorithm_of, continued, read
 from rayfl.config.text import as_value
 from rayfl.errors import ConfigError, nearest
 from rayfl.models.module import OwnModule
@@ -243,10 +243,10 @@ def resolved(
         config = variant(base, [*of_all, *tuned_of_all, f"seed={seed}"], name)
         fields = type(config.algorithm).model_fields.keys()
         if applicable := _of_fields(for_algorithm, fields):
-            config = load(config, applicable)
+            config = continued(config, applicable)
         section = overrides_of({"algorithm": inner} if inner else {})
         chosen = _of_fields(tuned_for_algorithm, fields - inner.keys())
-        return load(config, [*section, *chosen, *overrides_of(method_settings), *changes])
+        return continued(config, [*section, *chosen, *overrides_of(method_settings), *changes])
     except ConfigError as error:
         where = f"methods.{label}"
         if name is not None and name not in ALGORITHMS:  # plug-ins are known by now

@@ -116,6 +116,9 @@ def test_overrides_are_for_all_runs_also_where_a_method_has_its_own_value(tmp_pa
     assert [config.training.lr for config in configs.values()] == [0.25] * 3
     assert [configs[label].algorithm.clusters for label in ("IFCA", "IFCA, 2")] == [3, 3]  # type: ignore[attr-defined]
     assert of_methods(SEVERAL, tmp_path, settings="training.lr=0.25")["IFCA, 2"].training.lr == 0.25
+    nested = {**SEVERAL, "settings": {}, "methods": {"A": {"algorithm": "fedavg", "training": {"lr": 0.5}}}}
+    training = of_methods(nested, tmp_path, settings=["training.lr=0.25"])["A"].training
+    assert (training.lr, training.epochs) == (0.25, 3)  # the base's epochs
     cut = {**SEVERAL, "settings": {}, "methods": {"PACFL": {"algorithm": "pacfl", "clustering.threshold": 6}}}
     clustering = of_methods(cut, tmp_path, settings=["clustering.n_clusters=2"])["PACFL"].clustering
     assert (clustering.threshold, clustering.n_clusters) == (None, 2)
@@ -159,6 +162,22 @@ def test_overrides_of_a_study_mean_what_they_mean_for_a_run(
         assert node == value
     again = parse(dump(take(study, tmp_path, settings=overrides).model_dump(mode="json")))
     assert of_methods(again, tmp_path)["FedAvg"].to_dict() == config  # the copy with the results
+
+
+def test_a_point_may_name_another_part_than_the_settings(tmp_path: Path) -> None:
+    settings = {"model": {"name": "mlp", "hidden": [64]}}
+    grid = {"net": {"mlp": {}, "linear": {"model": "linear"}}}
+    study = {**SEVERAL, "settings": settings, "methods": {"FedAvg": {}}, "grid": grid}
+    assert [run.config.model.name for run in plan(take(study, tmp_path))] == ["mlp", "linear"]
+    grid = {
+        "net": {"iid": {"partition": "iid"}, "skewed": {"partition": {"name": "dirichlet", "alpha": 0.1}}}
+    }
+    study = {**SEVERAL, "settings": {}, "methods": {"FedAvg": {}}, "grid": grid}
+    runs = plan(take(study, tmp_path, settings=["partition.clients=9"]))
+    assert [(r.config.partition.name, r.config.partition.clients) for r in runs] == [
+        ("iid", 9),
+        ("dirichlet", 9),
+    ]
 
 
 def test_settings_of_a_size_replace_those_of_the_study(tmp_path: Path) -> None:
@@ -440,15 +459,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (
         changed(methods__FedAvg={"algorithm": "fedavg", "partition": {"name": "iid"}}),
         "methods.FedAvg.partition: the data are the same for all methods; vary them in grid",
-    ),
-    (
-        changed(
-            settings={"partition": "iid", "partition.validation": 0.2},
-            grid={"p": {"x": {"partition": "shards"}}},
-            report={},
-            claims=[],
-        ),
-        "grid: partition.validation: has no effect, since partition=shards comes later",
     ),
 ]
 
