@@ -49,7 +49,7 @@ def variant(
     source_settings, overrides = read(source), names_first(overrides)
     bring_plugins(with_overrides(source_settings, overrides))
     settings = _transferred_settings(source_settings, algorithm)
-    settings = with_overrides(with_overrides(settings, overrides), [f"algorithm={algorithm}"])
+    settings = with_overrides(settings, [*overrides, f"algorithm={algorithm}"])
     return resolve(used(settings, ALGORITHMS.get(algorithm)))
 
 

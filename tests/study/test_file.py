@@ -164,6 +164,19 @@ def test_overrides_of_a_study_mean_what_they_mean_for_a_run(
     assert of_methods(again, tmp_path)["FedAvg"].to_dict() == config  # the copy with the results
 
 
+def test_an_override_of_what_a_named_axis_sets_is_refused(tmp_path: Path) -> None:
+    grid = {"pace": {"slow": {"training": {"lr": 0.01}}, "fast": {"training": {"lr": 0.3}}}}
+    with pytest.raises(RayflError, match=r"^training\.lr: is set by the axis pace; change it"):
+        take({**SEVERAL, "grid": grid}, tmp_path, settings=["training.lr=0.1"])
+
+
+def test_a_part_of_the_methods_may_not_use_an_axis(tmp_path: Path) -> None:
+    methods = {"FedAvg": {"algorithm": "fedavg"}, "PACFL": {"algorithm": "pacfl"}}
+    study = {**SEVERAL, "settings": {}, "methods": methods, "grid": {"clustering.threshold": [3, 6]}}
+    for only in ([], ["FedAvg"]):
+        prepare(take(study, tmp_path, only=only), check_data=False)
+
+
 def test_a_point_may_name_another_part_than_the_settings(tmp_path: Path) -> None:
     settings = {"model": {"name": "mlp", "hidden": [64]}}
     grid = {"net": {"mlp": {}, "linear": {"model": "linear"}}}
