@@ -429,6 +429,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "settings: algorithm.clusterz: no method has such a setting",
     ),
     (
+        changed(
+            grid={"model.name": ["mlp", "linear"]}, methods__FedAvg={"model": {"name": "linear"}}, report={}
+        ),
+        "methods.FedAvg: model is an axis of the grid",
+    ),
+    (
+        changed(settings={"model.name": "mlp"}, tune={"model.name": ["mlp", "linear"]}),
+        "tune: model is also in settings or grid",
+    ),
+    (changed(methods__FedAvg={"data": {"seed": 1}}), "methods.FedAvg.data.seed: the data are the same"),
+    (changed(methods__FedAvg={"events": []}), "methods.FedAvg.events: the data are the same"),
+    (
         changed(grid={"k": {"two": {"algorithm.clusters": 2}}}),
         "grid.k: algorithm.clusters: a setting of an algorithm cannot be an axis",
     ),
