@@ -26,6 +26,7 @@ pytestmark = [
 CASES: dict[str, dict[str, Any]] = {
     "ifca": {"evaluation": {"local": True, "every": 1}, **METHODS["ifca"]},
     "scaffold": {"algorithm": "pacfl", **METHODS["pacfl, scaffold"]},
+    "dropout": {"algorithm": "fedavg", "model": {"name": "mlp", "hidden": [16], "dropout": 0.5}},
 }
 
 Start = Callable[..., Path]
