@@ -288,7 +288,12 @@ def _refuse_replaced(earlier: Sequence[tuple[str, Any]], path: str, value: Any) 
         given, what, remedy = value, "part", "give it together with that name"
     else:
         return
-    for setting, _ in earlier:
+    settings = [
+        f"{each.removesuffix('.name')}.{key}" if key else each
+        for each, given_before in earlier
+        for key in (given_before if isinstance(given_before, Mapping) else [""])
+    ]
+    for setting in settings:
         inner = setting.removeprefix(f"{section}.")
         given_again = isinstance(value, Mapping) and inner.partition(".")[0] in value
         if inner not in (setting, "name") and not given_again:

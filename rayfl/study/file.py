@@ -269,6 +269,9 @@ class StudyFile(Section):
     plugins: tuple[str, ...] = Field((), description="modules or files with your own parts")
     settings: Settings = Field({}, description="settings of all runs, over the base's")
     methods: dict[str, Settings] = Field(min_length=1, description="by label: the algorithm and its settings")
+    only: tuple[str, ...] = Field(
+        (), description="labels of the methods that are run, on the clients of all methods; default: all"
+    )
     grid: dict[str, Any] = Field(
         {}, description="axes: a setting and its values; or a name and points, each a name and its settings"
     )
@@ -333,16 +336,16 @@ class StudyFile(Section):
             _check_axis(axis, points)
         _check_shared(self.settings, "settings")
         _check_axes_set_once(self)
-        for size, chosen in self.sizes.items():
+        for size in self.sizes:
             if not re.fullmatch(_FILE_NAME, size):
                 raise ValueError(
                     f"sizes: {size!r} cannot be the name of a size; expected letters, digits, - _ and ."
                 )
-            for label in chosen.only:
+        chosen = {"only": self.only, **{f"sizes.{name}.only": size.only for name, size in self.sizes.items()}}
+        for where, labels in chosen.items():
+            for label in labels:
                 if label not in self.methods:
-                    raise ValueError(
-                        f"sizes.{size}.only: no method {label!r}; {nearest(label, self.methods)}"
-                    )
+                    raise ValueError(f"{where}: no method {label!r}; {nearest(label, self.methods)}")
         for axis in self.report.by:
             if axis not in self.grid:
                 raise ValueError(f"report.by: the grid has no {axis!r}; {nearest(axis, self.grid)}")
@@ -397,6 +400,11 @@ class StudyFile(Section):
     def all_methods(self) -> dict[str, Settings]:
         """All methods, also those that are not run now: the clients' data depend on all of them."""
         return {**self.methods, **self._other_methods}
+
+    def content(self) -> dict[str, Any]:
+        """What :func:`take` reads as this study, also where only some of its methods are run."""
+        only = [*self.methods] if self._other_methods else []
+        return {**self.model_dump(mode="json"), "methods": self.all_methods, "only": only}
 
     def values_of(self, point: Mapping[str, str]) -> dict[str, str | float]:
         """A point of the grid for tables: numbers as numbers, everything else as text."""
@@ -632,6 +640,9 @@ def take(
     _check_figures(study)
     if size:
         study = _with_size(study, given, size)
+    elif study.only:
+        study = _with_methods(study, study.only, ConfigError, "only")
+    listed = () if size else study.only
     if only:
         study = _with_methods(study, only, ArgumentError, "only")
     study = _with_overrides(study, settings)
@@ -643,7 +654,9 @@ def take(
         raise ArgumentError("seeds", str(error)) from None
     base, plugins = _located(study.base, folder), tuple(_located(each, folder) for each in study.plugins)
     study = study.model_copy(update={**seed_update, "base": base, "plugins": plugins})
-    study._part = tuple(filter(None, [size, *only, "" if seeds is None else f"seeds{seeds}", *settings]))
+    study._part = tuple(
+        filter(None, [size, *(only or listed), "" if seeds is None else f"seeds{seeds}", *settings])
+    )
     return study
 
 
@@ -670,7 +683,10 @@ def _with_overrides(study: StudyFile, overrides: Sequence[str]) -> StudyFile:
     parsed = parse_overrides(names_first(overrides))
     for path, value in parsed:
         # As for a single run, a section in braces replaces the section.
-        change = {path: {}, **_by_path({path: value})} if isinstance(value, Mapping) else {path: value}
+        if isinstance(value, Mapping):
+            change = {path: {}, **_by_path({path: {**_DEFAULTS.get(path, {}), **value}})}
+        else:
+            change = {path: value}
         try:
             _check_shared(change, "settings")
         except ValueError as error:
@@ -697,6 +713,10 @@ def _with_overrides(study: StudyFile, overrides: Sequence[str]) -> StudyFile:
     changed = study.model_copy(update={"settings": settings, "methods": methods})
     changed._other_methods = others
     return changed
+
+
+_DEFAULTS = {"output": {"report": False}}
+"""Defaults of the runs of a study, by section."""
 
 
 def path_of(argument: str, path: Path | str, what: str) -> Path:
@@ -760,6 +780,11 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
     content = {key: value for key, value in file_content.items() if key != "sizes"}
     content["settings"] = _layered(study.settings, chosen.settings)
     content["grid"] = {**study.grid, **chosen.grid}
+    for axis, points in content["grid"].items():
+        for path in paths_of(chosen.settings):
+            if path in _paths_of_axis(points_of(axis, points)):
+                where, remedy = f"sizes.{size}.settings.{path}", f"change it in sizes.{size}.grid"
+                raise ConfigError(where, f"has no effect, since it is set by the axis {axis}", remedy)
     for name in ("seeds", "claims", "expected"):
         value = getattr(chosen, name)
         if value is not None:
@@ -769,7 +794,8 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
     sized = _validated(content)
     if chosen.expected:
         _check_figures(sized)
-    return _with_methods(sized, chosen.only, ConfigError, f"sizes.{size}.only") if chosen.only else sized
+    only = chosen.only or sized.only
+    return _with_methods(sized, only, ConfigError, f"sizes.{size}.only") if only else sized
 
 
 def _layered(settings: Mapping[str, Any], added: Mapping[str, Any]) -> Settings:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from rayfl import plugins
 from rayfl.algorithms import ALGORITHMS
 from rayfl.config import BLOCK_SETTINGS, Config, load, on_the_same_data, variant, with_overrides
-from rayfl.config.reading import algorithm_of, continued, read
+from rayfl.config.reading import algorithm_of, bring_plugins, continued, read
 from rayfl.config.text import as_value
 from rayfl.errors import ConfigError, nearest
 from rayfl.models.module import OwnModule
@@ -230,6 +230,7 @@ def resolved(
     method_settings = dict(study.all_methods[label])
     algorithm = method_settings.pop("algorithm", None)
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
+    name = method_settings.pop("algorithm.name", name)
     inner = algorithm if isinstance(algorithm, Mapping) else {}
     settings = list(overrides_of(study.settings))
     grid = [change for axis, at in point.items() for change in overrides_of(study.axes[axis][at])]
@@ -268,7 +269,9 @@ def _base_of(study: StudyFile) -> dict[str, Any]:
     if study.plugins:
         defaults.append(f"plugins={as_value(list(study.plugins))}")
     try:
-        return with_overrides(read(study.base or {}), defaults)
+        settings = with_overrides(read(study.base or {}), defaults)
+        bring_plugins(settings)
+        return settings
     except ConfigError as error:
         raise ConfigError(f"base: {error.where}", error.what, error.remedy) from None
 

@@ -94,15 +94,16 @@ def _check_axes(study: StudyFile, runs: Sequence[PlannedRun]) -> None:
     """
     if len(study.methods) < len(study.all_methods):  # the points may differ for the others
         return
-    first_runs = [(run, run.config.to_yaml()) for run in runs if run.seed == study.seeds[0]]
+    first_runs = [run for run in runs if run.seed == study.seeds[0]]
     for axis, at in study.axes.items():
-        points_by_configs: dict[tuple[str, ...], str] = {}
+        points_by_keys: dict[tuple[str, ...], str] = {}
         for point in at:
-            configs = tuple(config for run, config in first_runs if run.point[axis] == point)
-            if configs in points_by_configs:
-                what = f"{points_by_configs[configs]} and {point} are the same for all methods"
-                raise ConfigError(f"grid.{axis}", what, "leave one out, or see what else sets its settings")
-            points_by_configs[configs] = point
+            keys = tuple(run.key for run in first_runs if run.point[axis] == point)
+            if keys in points_by_keys:
+                what = f"{points_by_keys[keys]} and {point} are the same for all methods"
+                remedy = "leave one out: its settings change no number of a run, or are set elsewhere, too"
+                raise ConfigError(f"grid.{axis}", what, remedy)
+            points_by_keys[keys] = point
 
 
 def as_chosen(prepared: Prepared) -> list[PlannedRun]:

@@ -279,7 +279,7 @@ def execute(
             raise ConfigError(str(each), "is a file", "name a folder")
     files.make(folder, parents=True)
     # Before the runs, so that a disk that cannot be written fails now
-    files.write(folder / COPY, dump(prepared.study.model_dump(mode="json")))
+    files.write(folder / COPY, dump(prepared.study.content()))
     for each in others:
         files.make(each, parents=True)
         if not os.access(each, os.W_OK | os.X_OK):

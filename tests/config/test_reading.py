@@ -295,7 +295,28 @@ def test_a_setting_that_a_later_section_replaces_is_refused() -> None:
     assert nested.clustering.signature.p == 5
 
 
-@pytest.mark.parametrize("first", ["partition=iid", "partition={name: iid}", "partition={clients: 7}"])
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        (["partition={name: iid, clients: 7}", "partition={alpha: 1}"], "partition.clients"),
+        (["partition={name: iid, clients: 7}", "partition=shards"], "partition.clients"),
+        (["partition={clients: 7}", "partition=shards"], "partition.clients"),
+        (["data={test_fraction: 0.1}", "data={normalise: none}"], "data.test_fraction"),
+        (["model.name={a: 1}", "model=mlp"], "model.a"),
+    ],
+)
+def test_a_section_that_a_later_one_replaces_is_refused(overrides: list[str], setting: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{re.escape(setting)}: has no effect, since .* comes later"):
+        load("digits-demo", overrides)
+
+
+def test_a_section_may_be_given_again_whole() -> None:
+    clusters = ["algorithm={name: ifca, clusters: 2}", "algorithm={name: ifca, clusters: 3}"]
+    assert load("digits-demo", clusters).algorithm.clusters == 3  # type: ignore[attr-defined]
+    assert load("digits-demo", [clusters[0], "algorithm=ifca"]).algorithm.clusters == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("first", ["partition=iid", "partition={name: iid}", "partition={}"])
 def test_a_setting_of_a_part_whose_name_is_replaced_is_refused(first: str) -> None:
     expected = (
         r"^partition\.validation: has no effect, since partition=shards comes later and replaces the part"

@@ -160,8 +160,70 @@ def test_overrides_of_a_study_mean_what_they_mean_for_a_run(
         for key in path.split("."):
             node = item(node, key)
         assert node == value
-    again = parse(dump(take(study, tmp_path, settings=overrides).model_dump(mode="json")))
+    again = parse(dump(take(study, tmp_path, settings=overrides).content()))
     assert of_methods(again, tmp_path)["FedAvg"].to_dict() == config  # the copy with the results
+
+
+def test_a_method_may_name_its_algorithm_by_a_path(tmp_path: Path) -> None:
+    methods = {
+        "IFCA": {"algorithm.name": "ifca"},
+        "IFCA, 2": {"algorithm.name": "ifca", "algorithm.clusters": 2},
+    }
+    configs = of_methods({**SEVERAL, "methods": methods}, tmp_path)
+    assert [configs[label].algorithm.clusters for label in methods] == [7, 2]  # type: ignore[attr-defined]
+    study = {**SEVERAL, "settings": {}, "methods": {"A": {"algorithm.name": "ifac"}}}
+    with pytest.raises(RayflError, match=r"^methods\.A: algorithm: .*did you mean 'ifca'"):
+        of_methods(study, tmp_path)
+
+
+def test_methods_without_an_algorithm_have_that_of_the_base_also_if_it_is_a_plug_in(tmp_path: Path) -> None:
+    source = """
+from rayfl.algorithms.base import Algorithm
+
+
+class Own(Algorithm):
+    name: str = "study_base_algorithm"
+"""
+    (tmp_path / "study_base_algorithm.py").write_text(source)
+    base = {"plugins": [str(tmp_path / "study_base_algorithm.py")], "algorithm": "study_base_algorithm"}
+    (tmp_path / "base.yaml").write_text(dump({**base, "data": "digits"}))
+    methods: dict[str, Any] = {"Own": {}, "FedAvg": {"algorithm": "fedavg"}}
+    study = {"name": "s", "base": "base.yaml", "methods": methods, "seeds": 0}
+    configs = of_methods(study, tmp_path)
+    names = [configs[label].algorithm.name for label in methods]
+    assert names == ["study_base_algorithm", "fedavg"]
+
+
+def test_runs_of_a_study_write_no_report_where_only_their_folder_is_changed(tmp_path: Path) -> None:
+    for override, report in (("{root: elsewhere}", False), ("{root: elsewhere, report: true}", True)):
+        (config,) = of_methods(
+            {**SEVERAL, "settings": {}, "methods": {"FedAvg": {}}}, tmp_path, settings=[f"output={override}"]
+        ).values()
+        assert (config.output.root, config.output.report) == (Path("elsewhere"), report)
+
+
+def test_some_methods_may_be_run_alone(tmp_path: Path) -> None:
+    """On the clients of all methods; what the study's folder holds is the same study."""
+    methods = {"FedAvg": {"algorithm": "fedavg"}, "FLIS": {"algorithm": "flis_dc"}}
+    content = {
+        **SEVERAL,
+        "settings": {},
+        "methods": methods,
+        "sizes": {"all": {}, "flis": {"only": ["FLIS"]}},
+    }
+    whole = {run.method: run.key for run in plan(take(content, tmp_path))}
+    for study, label in (
+        (take(content, tmp_path, only=["FedAvg"]), "FedAvg"),
+        (take({**content, "only": ["FedAvg"]}, tmp_path), "FedAvg"),
+        (take({**content, "only": ["FedAvg"]}, tmp_path, "all"), "FedAvg"),
+        (take({**content, "only": ["FedAvg"]}, tmp_path, "flis"), "FLIS"),
+    ):
+        again = take(parse(dump(study.content())), tmp_path)
+        for each in (study, again):
+            assert [(run.method, run.key) for run in plan(each)] == [(label, whole[label])]
+    assert take({**content, "only": ["FedAvg"]}, tmp_path).part == ("FedAvg",)
+    assert take({**content, "only": ["FedAvg"]}, tmp_path, "all").part == ("all",)
+    assert "only" not in take(content, tmp_path).model_fields_set
 
 
 def test_an_override_of_what_a_named_axis_sets_is_refused(tmp_path: Path) -> None:
@@ -482,6 +544,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "grid.clustering.max_flags: 1 and 2 are the same for all methods",
     ),
     (
+        changed(grid={"execution.actors": [1, 2]}, report={}, claims=[]),
+        "grid.execution.actors: 1 and 2 are the same for all methods; leave one out: its settings change no",
+    ),
+    (changed(only=["FedAgv"]), "only: no method 'FedAgv'; did you mean 'FedAvg'?"),
+    (
         changed(methods__FedAvg={"algorithm": "fedavg", "partition": {"name": "iid"}}),
         "methods.FedAvg.partition: the data are the same for all methods; vary them in grid",
     ),
@@ -537,12 +604,17 @@ def test_a_bad_study_is_refused_in_a_line(values: dict[str, Any], text: str, tmp
         ({"only": None}, "only: got nothing (None); expected a list of texts"),
         ({"only": ["FedAvg", 3]}, "only: got a list; expected a list of texts"),
         ({"size": 1}, "size: got an int; expected a size of the study"),
+        (
+            {"size": "slow", "sizes": {"slow": {"settings": {"training": {"lr": 0.01}}}}},
+            "sizes.slow.settings.training.lr: has no effect, since it is set by the axis training.lr",
+        ),
         ({"settings": ["rounds=2026-02-30"]}, "rounds: '2026-02-30' is not a YAML value"),
     ],
 )
 def test_bad_options_are_refused_in_a_line(arguments: dict[str, Any], text: str, tmp_path: Path) -> None:
+    values = {key: arguments.pop(key) for key in ("sizes",) if key in arguments}
     with pytest.raises(RayflError) as raised:
-        prepare(take(parse(GOOD), tmp_path, **arguments), check_data=False)
+        prepare(take(parse(GOOD) | values, tmp_path, **arguments), check_data=False)
     assert text in str(raised.value)
 
 
