@@ -65,7 +65,7 @@ def explain(
     if kind == "no_such_part":
         name = str(first["ctx"]["part"])
         kind = last if not last.isdigit() else place.path[-2].rstrip("s")
-        return ConfigError(dotted, f"no {kind} named {name!r}{others}", nearest(name, place.choices))
+        return ConfigError(dotted, f"no {kind} named {name!r}{others}", _part_remedy(dotted, name, place))
     if kind in ("value_error", "assertion_error"):
         return ConfigError(dotted or "config", _sentence(first["msg"]) + others)
     if kind == "too_short" and value == {}:  # a list says what its items are
@@ -77,6 +77,15 @@ def explain(
     if kind == "less_than_equal" and "<" not in place.expected:  # the range of 64 bits
         expected += f" and <= {first['ctx']['le']}"
     return ConfigError(dotted or "config", what + others, f"expected {expected}" if expected else "")
+
+
+def _part_remedy(dotted: str, name: str, place: _Place) -> str:
+    """The remedy for an unknown part: how to name a class or function (``my_net:Net``), or the nearest part."""
+    for choice, part in place.choices.items():
+        if ":" in name and "target" in part.model_fields:
+            section = dotted.removesuffix(".name")
+            return f"your own class or function is {section}={choice} {section}.target={name}"
+    return nearest(name, place.choices)
 
 
 def _key_remedy(key: str, place: _Place) -> str:

@@ -21,11 +21,12 @@ from rayfl.clients.state import StateLayout
 from rayfl.config import Config
 from rayfl.config.kinds import KINDS
 from rayfl.data import Federation
-from rayfl.data.remarks import remarks
+from rayfl.data.remarks import remarks as data_remarks
 from rayfl.errors import DiskError, Interrupted, RayflError
 from rayfl.events import CheckpointSaved, Listener, Note, RunEvent, Stopped
 from rayfl.loggers import LoggedRun, OpenLoggers
 from rayfl.loggers.base import environment
+from rayfl.models.remarks import remarks as model_remarks
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import Head, available, await_room, refuse_without_gpus
 from rayfl.runtime.environment import machine, versions
@@ -133,7 +134,8 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     in_bf16 = "" if host.precision == "float32" else f" in {host.precision}"
     engine = f"training engine: {host.engine}{in_bf16} ({host.why})"
     about_precision = precision.remarks(host.precision, host.device)
-    for line in (*plan.lines(), engine, *about_precision, *remarks(federation)):
+    about_model, about_data = model_remarks(host.spec), data_remarks(federation)
+    for line in (*plan.lines(), engine, *about_precision, *about_model, *about_data):
         emit(Note(line))
 
     def describe() -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,8 +21,10 @@ from torch.nn import functional
 import rayfl
 from rayfl.data import Samples
 from rayfl.errors import ConfigError
+from rayfl.losses import LOSSES
 from rayfl.models import MODELS, ModelSpec
 from rayfl.models.modules.own import derived_layers, replace_batch_norm
+from rayfl.models.remarks import remarks
 from rayfl.training import LocalWork
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
@@ -132,6 +135,22 @@ def test_layers_are_the_children_in_order() -> None:
     assert held == {f"body.0.{n}" for n in ("weight", "bias")} | {
         f"body.1.{n}" for n in ("weight", "bias", "running_mean", "running_var")
     }
+
+
+class Ending(Flat):
+    """Ends in one of PyTorch's functions."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return getattr(torch, self.fault)(self.fc(x.flatten(1)), 1)
+
+
+def test_probabilities_in_place_of_logits_are_noticed() -> None:
+    spec = spec_of(own("Ending", kwargs={"fault": "softmax"}))
+    (line,) = remarks(spec)
+    assert "the network returns probabilities, but cross_entropy" in line
+    assert remarks(replace(spec, loss=LOSSES["bce"]())) == []
+    assert remarks(spec_of(own("Ending", kwargs={"fault": "log_softmax"}))) == []
+    assert remarks(spec_of(own("Net"))) == []
 
 
 def test_layers_may_be_given() -> None:
