@@ -80,7 +80,7 @@ def explain(
 
 
 def _part_remedy(dotted: str, name: str, place: _Place) -> str:
-    """The remedy for an unknown part: how to name a class or function (``my_net:Net``), or the nearest part."""
+    """The remedy for an unknown part: how to name one's own class (``my_net:Net``), or the nearest part."""
     for choice, part in place.choices.items():
         if ":" in name and "target" in part.model_fields:
             section = dotted.removesuffix(".name")

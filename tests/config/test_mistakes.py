@@ -92,9 +92,15 @@ def test_several_parts_may_have_the_setting():
         ("algorithm=pacf", "algorithm: no algorithm named 'pacf'; did you mean 'pacfl'?"),
         ("algorithm.name=fedavgg", "algorithm: no algorithm named 'fedavgg'; did you mean 'fedavg'?"),
         ("data=mnits", "data: no data named 'mnits'; did you mean 'mnist'?"),
-        ("model=my_net:Net", "your own class or function is model=module model.target=my_net:Net"),
-        ("data={name: 'd.py:read'}", "your own class or function is data=python data.target=d.py:read"),
-        ("algorithm=a:b", "algorithm: no algorithm named 'a:b'; valid: cfl"),
+        (
+            "model=my_net:Net",
+            "model: no model named 'my_net:Net'; your own class or function is model=module "
+            "model.target=my_net:Net",
+        ),
+        (
+            "data={name: 'd.py:read'}",
+            "data: no data named 'd.py:read'; your own class or function is data=python data.target=d.py:read",
+        ),
         ("model=resnet", "model: no model named 'resnet'; did you mean 'resnet9'?"),
         ("partition=dirichlett", "partition: no partition named 'dirichlett'; did you mean 'dirichlet'?"),
         (
