@@ -99,7 +99,8 @@ def test_several_parts_may_have_the_setting():
         ),
         (
             "data={name: 'd.py:read'}",
-            "data: no data named 'd.py:read'; your own class or function is data=python data.target=d.py:read",
+            "data: no data named 'd.py:read'; your own class or function is data=python "
+            "data.target=d.py:read",
         ),
         ("model=resnet", "model: no model named 'resnet'; did you mean 'resnet9'?"),
         ("partition=dirichlett", "partition: no partition named 'dirichlett'; did you mean 'dirichlet'?"),
