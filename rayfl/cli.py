@@ -642,14 +642,16 @@ def newcomers(
     column: Annotated[
         str | None,
         typer.Option(
-            help="of a table or folder: the column with each sample's newcomer; default: that of "
-            "partition.column, else all are one newcomer's"
+            help="of a table or folder: the column that names each sample's newcomer; default: the run's "
+            "partition.column; without it all samples belong to one newcomer"
         ),
     ] = None,
     test_fraction: Annotated[
         float,
         typer.Option(
-            min=0.01, max=0.99, help="of each newcomer's samples, where a table or folder has no test part"
+            min=0.01,
+            max=0.99,
+            help="share of each newcomer's samples for tests, if a table or folder has no test part",
         ),
     ] = 0.25,
 ) -> None:

@@ -397,7 +397,7 @@ _EXTRA_COLUMNS = {
     ),
     "finetuned_accuracy_mean": (
         "fine-tuned",
-        "mean accuracy after the client has trained its model on, evaluation.finetune_epochs long",
+        "mean accuracy after each client has fine-tuned its model for evaluation.finetune_epochs",
     ),
     "newcomers_accuracy_mean": (
         "newcomers",

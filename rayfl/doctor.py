@@ -105,7 +105,7 @@ def _cache(folder: Path) -> Check:
     count = damaged(folder)
     if count:
         files = f"{counted(count, 'damaged file')}"
-        remedy = remedy or f"{files}: the next run compiles what was in them again; or delete the folder"
+        remedy = remedy or f"{files}: the next run compiles their code again; you may also delete the folder"
     return Check(name, f"{size(written)} in {folder}", remedy)
 
 

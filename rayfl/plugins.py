@@ -365,7 +365,7 @@ def resolve(target: str, where: str) -> Any:
     """
     source, colon, attribute = target.rpartition(":")
     if not colon or not source or not attribute:
-        raise ConfigError(where, f"{target!r} names nothing", "expected module:name or path/to/file.py:name")
+        raise ConfigError(where, f"{target!r} is not a target", "give module:name or path/to/file.py:name")
     module = _import_plugin(source, where)
     value: Any = module
     for step in attribute.split("."):

@@ -4,8 +4,8 @@
 A run works in a local folder, its *staging folder*, and is published from there after every checkpoint and at
 the end. Object stores cannot rename, so the order of writes replaces a rename: a checkpoint's
 ``manifest.json`` is written after all files that it lists and removed before them; ``summary.json``, which
-marks a run as finished, comes last. An earlier checkpoint goes when the next one is complete, so a concurrent
-reader always finds one.
+marks a run as finished, comes last. An earlier checkpoint is removed only when the next one is complete, so a
+concurrent reader always finds one.
 
 They have no locks either. A process that wants to write to a run puts an object of its own, a *lease*, below
 ``.lease/``, and gives up if it then sees the lease of another live process. Listings of S3, GCS and Azure

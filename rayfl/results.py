@@ -151,7 +151,7 @@ class Result:
             client, cluster: whose model, see :meth:`model`.
 
         Returns:
-            Classes ``(n,)``; for language models words ``(n, L)``; with numeric losses floats ``(n, D)``.
+            Classes ``(n,)``; for language models words ``(n, L)``; with numeric losses floats ``(n, K)``.
 
         Raises:
             ConfigError: as :meth:`model`, or if the inputs have another shape than the run's, or only one of
@@ -207,7 +207,11 @@ class Result:
 
     @cached_property
     def scaling(self) -> Scaling:
-        """Prepares inputs for models: ``result.scaling.apply(x)``, with ``x`` as the dataset stores it."""
+        """Prepares inputs for models: ``result.scaling.apply(x)``, with ``x`` as the dataset stores it.
+
+        Raises:
+            Damaged: if the run has no ``normalisation.json``.
+        """
         scaling = RunDirectory(self.path).scaling
         if scaling is None:
             raise Damaged(f"{self.path / 'normalisation.json'}: is missing")
@@ -262,7 +266,8 @@ def client_models(
     directory = RunDirectory.open(path)
     config = directory.config
     if finetuned and not config.evaluation.finetune_epochs:
-        raise ConfigError(str(path), "clients did not fine-tune", "that takes evaluation.finetune_epochs")
+        remedy = "only runs with evaluation.finetune_epochs have such models"
+        raise ConfigError(str(path), "clients did not fine-tune", remedy)
     stages, host = build(config, directory.scaling)
     directory.verify(stages)
     if not torch.cuda.is_available():

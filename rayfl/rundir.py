@@ -284,13 +284,13 @@ class RunDirectory:
         # Not st_ctime, which chown changes and which a copy does not keep.
         runs = sorted(Path(root).glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
         if not runs:
-            raise ConfigError(plain(root), "no run lies there", "name the folder of the runs, output.root")
+            raise ConfigError(plain(root), "contains no run", "give the folder of the runs (output.root)")
         return cls.open(runs[-1].parent)
 
     def without_checkpoint(self) -> RayflError:
         """The error if a model is wanted and there is no checkpoint."""
         if self.rounds_finished():
-            why = "has no checkpoint, and so no models, as runs from an archive; repeat the run elsewhere"
+            why = "has no checkpoint, and so no models, like runs from an archive; repeat it in a new folder"
         else:
             why = "has no checkpoint yet; let the run finish first"
         return RayflError(f"{self.path}: {why}")

@@ -98,7 +98,7 @@ def paired_difference(first: ArrayLike, second: ArrayLike, level: float = LEVEL)
     """
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if a.shape != b.shape:
-        raise ValueError(f"{a.shape} and {b.shape} values are no pairs")
+        raise ValueError(f"{a.shape} and {b.shape} values cannot be paired")
     differences = _without_nan(a - b)
     interval = mean_interval(differences, level)
     return Difference(interval.mean, interval.low, interval.high, interval.n, _p_value(differences))

@@ -174,7 +174,7 @@ def settings() -> str:
         if section is None:
             continue
         lines += ["", f"## {name}", "", Docstring.of(section).text, "", *settings_table(section, f"{name}.")]
-    lines += ["", "## events", "", "A list; see [Clients that come, go and change](../events.md).", ""]
+    lines += ["", "## events", "", "A list; see [Clients that join, leave or drift](../events.md).", ""]
     for event in _event_types():
         lines += [
             f"### {event.model_fields['name'].default}",

@@ -27,8 +27,8 @@ class FedNova(Algorithm):
         As FedAvg. No client state.
 
     Fails when:
-        Sizes differ a lot: a client with a handful of samples then counts as much as one with a thousand. If
-        all clients make equally many steps it makes no difference: it is FedAvg, bit for bit.
+        Sizes differ a lot: the update of a client with few samples then has about the same weight as that of
+        one with a thousand. If all clients make equally many steps this is FedAvg, bit for bit.
 
     Shown by:
         - experiments/curricula/README.md: 10 % with FedNova, 22 % with FedProx

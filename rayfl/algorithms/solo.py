@@ -37,7 +37,7 @@ class Solo(Algorithm):
 
     Shown by:
         - experiments/pacfl/README.md: the worst 10 % of the clients
-        - experiments/mt_hfl/digits.yaml: a claim
+        - experiments/mt_hfl/digits.yaml: the worst 10 % of the clients
     """
 
     name: Literal["solo"] = "solo"

@@ -12,8 +12,8 @@ class SubFedAvg(Algorithm):
     """Every client prunes its own subnetwork; a parameter is averaged over the clients that kept it.
 
     After local training a client may remove its smallest weights, if its validation accuracy is high enough
-    and its choice still changes. The server averages each parameter over the clients that kept it. The mask
-    makes the model personal, and it saves traffic.
+    and the weights that it would remove still change during the round. The server averages each parameter
+    over the clients that kept it. The mask makes the model personal, and it saves traffic.
 
     This is short for ``algorithm: fedavg`` with ``local: sub_fedavg``, which has the settings (see
     :class:`rayfl.local.sub_fedavg.SubFedAvg`). It works within clusters, too: ``algorithm=pacfl

@@ -99,7 +99,7 @@ class OwnWorkload:
 
         if load(self.given, self.overrides).execution.wants_gpu and torch.cuda.is_available():
             raise ConfigError(
-                "--device", f"{self.name} trains on a GPU", "--device=cuda, or execution.device=cpu"
+                "--device", f"{self.name} trains on a GPU", "use --device=cuda, or set execution.device=cpu"
             )
 
     def network(self) -> nn.Module:

@@ -65,7 +65,7 @@ class HostSpec:
         return self._permuted(permute, rows) if self.permutes else rows
 
     def unpermute(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The inverse of :meth:`permute`, of rows ``(B, P)``."""
+        """The inverse of :meth:`permute`; models ``(..., P)``."""
         return self._permuted(restore, rows) if self.permutes else rows
 
     def _permuted(self, permutation: Permutation, rows: NDArray[np.float32]) -> NDArray[np.float32]:

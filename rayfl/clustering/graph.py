@@ -225,8 +225,8 @@ def with_newcomers(
 
     Args:
         relatives: relatives of each kind before ``(K, N)``.
-        same_kind_as: for each client the client whose kinds it is related to: itself, or the one that it
-            joins ``(N,)``.
+        same_kind_as: for each client the one whose column of ``relatives`` it gets: itself, or the client
+            whose kind it joins ``(N,)``.
         founders: newcomers of new kinds ``(n,)``.
         kinds: the kinds of the founders ``(n,)``: new numbers, or those of kinds whose clients have all left.
     """

@@ -20,7 +20,7 @@ Distances = NDArray[np.floating]
 Labels = NDArray[np.int64]
 
 CLEAR_GAP = 1.5
-"""A tree proposes several clusters only if the next merge is this many times as high as the last."""
+"""A tree proposes several clusters only if the next merge is at least this many times as high as the last."""
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,9 @@ def adopt(
 ) -> Labels:
     """The clusters of newcomers, from a new clustering of all clients and the clusters that old clients keep.
 
-    A newcomer joins the cluster to which most of the old clients belong that the new clustering groups with
-    it (ties: the smaller id); if there are none, it forms a new cluster. A newcomer without a label gets -1.
+    The new clustering groups a newcomer with some old clients; it joins the cluster to which most of these
+    belong (ties: the smaller id). If there are none, it forms a new cluster, together with the newcomers of
+    the same label. A newcomer without a label gets -1.
 
     Args:
         old_new_labels: new labels of the M old clients.

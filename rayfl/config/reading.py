@@ -139,7 +139,8 @@ def reload(source: Path | Mapping[str, Any]) -> Config:
     """
     settings = read(source)
     if not settings:
-        raise ConfigError(str(source), "is empty", "it held the settings of a run, and is lost")
+        what = "is empty; it held the settings of a run, which are lost"
+        raise ConfigError(str(source), what, "start the run again in a new directory")
     bring_plugins(settings)
     data = settings.get("data")
     dataset = DATASETS.get(str(data.get("name"))) if isinstance(data, dict) else None
@@ -164,7 +165,11 @@ def _plugins_in(settings: Mapping[str, Any]) -> list[str]:
 
 
 def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
-    """The settings of a source, without its ``paper`` block; objects are converted to settings."""
+    """The settings of a source, without its ``paper`` block; objects are converted to settings.
+
+    Raises:
+        ConfigError
+    """
     if isinstance(source, Config):
         bring_classes(source)
         return source.to_dict()
@@ -279,26 +284,34 @@ def _refuse_replaced(earlier: Sequence[tuple[str, Any]], path: str, value: Any) 
         ConfigError
     """
     section = path.removesuffix(".name")
-    named = [each for earlier_path, each in earlier if earlier_path.removesuffix(".name") == section]
+    names = [_name(each) for earlier_path, each in earlier if earlier_path.removesuffix(".name") == section]
+    name = next((each for each in reversed(names) if each is not None), None)
+    later = {setting.removeprefix(f"{section}.") for setting in _settings_in(section, value)}
     if isinstance(value, Mapping):
-        given, what, remedy = "{...}", "section", "give it inside of the braces, or after them"
+        given, what, remedy = "{...}", "section", "give it inside the braces, or after them"
+        if name is not None and "name" not in later:
+            effect = f"has no effect, since {path}={given} comes later and replaces the {what}"
+            raise ConfigError(f"{section}={name}", effect, "give the name inside the braces")
     elif isinstance(value, list):
-        given, what, remedy = "[...]", "list", "give it inside of the brackets, or after them"
-    elif isinstance(value, str) and named and _name(named[-1]) != value:
+        given, what, remedy = "[...]", "list", "give it inside the brackets, or after them"
+    elif isinstance(value, str) and names and name != value:
         given, what, remedy = value, "part", "give it together with that name"
     else:
         return
-    settings = [
-        f"{each.removesuffix('.name')}.{key}" if key else each
-        for each, given_before in earlier
-        for key in (given_before if isinstance(given_before, Mapping) else [""])
-    ]
-    for setting in settings:
-        inner = setting.removeprefix(f"{section}.")
-        given_again = isinstance(value, Mapping) and inner.partition(".")[0] in value
-        if inner not in (setting, "name") and not given_again:
-            effect = f"has no effect, since {path}={given} comes later and replaces the {what}"
-            raise ConfigError(setting, effect, remedy)
+    for earlier_path, earlier_value in earlier:
+        for setting in _settings_in(earlier_path.removesuffix(".name"), earlier_value):
+            inner = setting.removeprefix(f"{section}.")
+            given_again = inner in later or any(each.startswith(f"{inner}.") for each in later)
+            if inner not in (setting, "name") and not given_again:
+                effect = f"has no effect, since {path}={given} comes later and replaces the {what}"
+                raise ConfigError(setting, effect, remedy)
+
+
+def _settings_in(path: str, value: Any) -> list[str]:
+    """The dotted paths of the settings in a section at a path; of anything else, the path."""
+    if not isinstance(value, Mapping) or not value:
+        return [path]
+    return [setting for key, each in value.items() for setting in _settings_in(f"{path}.{key}", each)]
 
 
 def _name(part: Any) -> Any:

@@ -184,14 +184,22 @@ def _triangle(pairs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 
 def random_graph(n: int, degree: float, seed: int) -> Graph:
-    """Every pair is joined with the same probability, with ``degree`` edges per vertex on average."""
+    """Every pair is joined with the same probability, with ``degree`` edges per vertex on average.
+
+    Raises:
+        DataError: if there are fewer than 2 vertices, or the degree is not in (0, n - 1].
+    """
     if not (n >= 2 and 0 < degree <= n - 1):
-        raise DataError(f"random graph: {n} vertices of degree {degree}; expected 2 or more and up to n - 1")
+        raise DataError(f"random graph: n = {n}, degree {degree}; expected n >= 2 and 0 < degree <= n - 1")
     return block_model([n], degree / (n - 1), 0.0, seed)
 
 
 def preferential_tree(n: int, seed: int) -> Graph:
-    """A tree with power-law degrees: each new vertex joins an old one drawn in proportion to its degree."""
+    """A tree with power-law degrees: each new vertex joins an old one drawn in proportion to its degree.
+
+    Raises:
+        DataError: if there are fewer than 2 vertices.
+    """
     if n < 2:
         raise DataError(f"preferential tree: {n} vertices, expected 2 or more")
     rng = generator(seed, "preferential tree")

@@ -17,7 +17,7 @@ def select(graph: Graph, references: int, *, seed: int = 0, starts: int = 1) -> 
         graph: the graph; ``points`` are used if it has them.
         references: K.
         seed: of k-means++.
-        starts: how often k-means is restarted; the best result is kept.
+        starts: number of runs of k-means, each with its own initial centres; the best result is kept.
 
     Raises:
         DataError: if K is not from 1 to n.

@@ -601,7 +601,8 @@ class Dataset(Section):
             DataError: if a column is missing, or a cell contains something unknown to the run.
             ConfigError: if this dataset is not a table.
         """
-        raise ConfigError("predict", f"a table; the run's data are {self.name}", "give an array (n, *shape)")
+        what = f"got a table, but the run's data are {self.name}"
+        raise ConfigError("predict", what, "give an array (n, *shape)")
 
 
 @dataclass(frozen=True)

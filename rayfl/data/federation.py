@@ -89,11 +89,11 @@ def build_federation(
         seed: key of all draws.
 
     Returns:
-        The federation. Every list of indices is ascending. Unless the partition assigns test samples, the
-        test part of a client has the proportions of the labels (and domains) of all samples it was assigned,
-        including the validation part, or all test samples of these; labels without test samples are left
-        out. If the partition gives
-        clients label maps, all three parts contain virtual ids (see :class:`Samples`).
+        The federation. Every list of indices is ascending. If the partition assigns no test samples, the
+        test part of a client has the labels (and domains) of its training and validation samples, in the same
+        proportions; with ``"whole_labels"`` it has all test samples of these labels. Labels without test
+        samples are left out. If the partition gives clients label maps, all three parts contain virtual ids
+        (see :class:`Samples`).
 
     Raises:
         ConfigError: if ``validation`` or ``test_samples`` is out of range.

@@ -54,7 +54,8 @@ def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Sa
         seed: the key of the draw.
 
     Raises:
-        ConfigError: if the server needs samples and the share leaves it none.
+        ConfigError: if the server needs samples and the share leaves it none, or if the clients keep their
+            samples (``samples.stored``) and the server should get some.
     """
     total = len(samples.y_train)
     if isinstance(share, float):

@@ -115,7 +115,7 @@ class Divided(Protocol):
 
     @property
     def test_fraction(self) -> float | None:
-        """Of the samples of each class, or of each value of ``test_by``; None: none are drawn."""
+        """Fraction of each class, or of each value of ``test_by``, for tests; None: none are drawn."""
 
     @property
     def test_by(self) -> str | None:

@@ -72,8 +72,8 @@ def redeal(
     """Give clients as many samples as they had, from other strata.
 
     The clients first give back their own samples, and each keeps those that fit its new strata. The rest is
-    drawn from the free samples. Clients with ``reuse`` choose last and get their new strata in full: samples
-    that are not free they share with the clients that have them.
+    drawn from the free samples. Clients with ``reuse`` choose last and get their new strata in full: they
+    share samples that are not free with the clients that have them.
 
     Args:
         current_lists: the samples that each client has now, D lists.

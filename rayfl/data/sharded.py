@@ -223,7 +223,8 @@ def read(path: Path, name: str, group: int | None = None) -> NDArray[Any]:
     except DataError:
         raise
     except KeyError:
-        raise DataError(f"{path}: has no {name!r}; a shard has x, y and, of clients, client") from None
+        what = f"{path}: has no {name!r}; a shard needs x and y, and client if clients are stored"
+        raise DataError(what) from None
     except Exception as error:  # broken bytes make zip, zlib and NumPy raise nearly anything
         if "Expected all lists to be of size" in str(error):  # pyarrow before 26, for lists of fixed size
             raise DataError(f"{path}: {name} is missing in some rows ({one_line(error)})") from None

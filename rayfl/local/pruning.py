@@ -97,9 +97,12 @@ def distance(first: Mask, second: Mask, where: Mask | None = None) -> float:
     Args:
         first, second: the masks.
         where: the entries that count ``(n,)``; None for all.
+
+    Raises:
+        ValueError: if the masks have different shapes.
     """
     if first.shape != second.shape:
-        raise ValueError(f"masks of shapes {first.shape} and {second.shape} have no distance")
+        raise ValueError(f"masks of shapes {first.shape} and {second.shape}; expected equal shapes")
     differing, entries = first != second, first.size if where is None else np.count_nonzero(where)
     if where is not None:
         differing &= where

@@ -122,7 +122,7 @@ class SubFedAvg(LocalObjective):
             )
         if training.epochs == 1 and self.distance:
             what = "with one epoch Sub-FedAvg's two candidate masks are equal, so nothing is ever pruned"
-            raise ConfigError("training.epochs", what, "at least 2, or local.distance=0")
+            raise ConfigError("training.epochs", what, "use at least 2, or set local.distance=0")
 
     def work(self, work: LocalWork) -> LocalWork:
         """The models after the first epoch are kept."""

@@ -27,7 +27,7 @@ class MLflow(Logger):
     """
 
     name: Literal["mlflow"] = "mlflow"
-    experiment: str = Field("rayfl", min_length=1, description="created if it does not exist")
+    experiment: str = Field("rayfl", min_length=1, description="its name; created if it does not exist")
     tracking_uri: str | None = Field(
         None,
         description="a server or a store, such as sqlite:///mlflow.db (relative to the folder of the run "

@@ -18,7 +18,7 @@ class Wandb(Logger):
     """
 
     name: Literal["wandb"] = "wandb"
-    project: str = Field("rayfl", min_length=1, description="created if it does not exist")
+    project: str = Field("rayfl", min_length=1, description="its name; created if it does not exist")
     entity: str | None = Field(None, description="user or team; by default your own")
     mode: Literal["online", "offline", "shared", "disabled"] | None = Field(
         None,

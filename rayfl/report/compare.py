@@ -235,6 +235,7 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
 
     Raises:
         RayflError: if a run directory does not exist.
+        ArgumentError: if ``out`` is the name of a table (``.csv``).
     """
     return Comparison.of(runs).write(out)
 

@@ -327,7 +327,7 @@ class ResourcePlan:
             many = self.sums > 2 and not self.in_tree and not self.unsummed
             fewer = " 'execution.fan_in' sends fewer sums," if many else ""
             warnings = [
-                f"the object store of a node has {size(1e9 * self.store_there_gb)} only: the rest is written "
+                f"the object store of a node has only {size(1e9 * self.store_there_gb)}: the rest is written "
                 f"to disk, which is slow;{fewer} 'ray start --object-store-memory' makes it larger"
             ]
         if self.node_there_gb is not None and self.node_gb > self.node_there_gb:

@@ -290,7 +290,7 @@ def _watch_node(ended: threading.Event, stopping: Callable[[], bool]) -> None:
         if ended.wait(_NODE_CHECK):
             return
     asked = stopping()
-    what = "this node's Ray has ended; complete rounds are kept, and the same command goes on with them"
+    what = "this node's Ray has ended; complete rounds are kept; run the same command again to continue"
     print(f"{'stopped' if asked else 'error'}: {what}", file=sys.stderr, flush=True)
     if not ended.wait(_NODE_CHECK if asked else _PATIENCE):
         os._exit(130 if asked else 1)  # what waits for Ray would wait for ever

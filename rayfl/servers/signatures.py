@@ -207,8 +207,7 @@ def _cluster_tiles(backend: Backend, grouping: Grouping, packed: Sequence[Ref]) 
     return backend.call(_from_tiles, grouping, [(i * TILE, j * TILE) for i, j in places], *tiles)
 
 
-# --- remote tasks: they get values where callers give references
-# ---------------------------------------------------------
+# --- remote tasks: they get values where callers give references ----------------------------------------
 
 
 def _cluster_at_once(grouping: Grouping, *blocks: list[NDArray[np.float32]]) -> Clusters:

@@ -162,7 +162,7 @@ def _unpack(path: Path, run: PlannedRun) -> dict[str, bytes]:
 
 
 def _unusable(path: Path, reason: str) -> Damaged:
-    return Damaged(f"{path}: cannot be read ({reason}); remove it, and the study does the run again")
+    return Damaged(f"{path}: cannot be read ({reason}); remove it, and the study repeats the run")
 
 
 def _portable_config(run: PlannedRun) -> str:

@@ -79,6 +79,10 @@ class Statement:
         return {term.column for term in self.terms}
 
 
+UNDECIDED = "the interval contains the bound"
+"""The reason why most undecided claims are."""
+
+
 @dataclass(frozen=True)
 class Judgement:
     """The verdict on a claim at a point of the grid.
@@ -380,7 +384,7 @@ def judge(
         point,
         interval,
         verdict,
-        "the interval contains the bound" if verdict == "undecided" else "",
+        UNDECIDED if verdict == "undecided" else "",
     )
 
 

@@ -58,7 +58,7 @@ _MOST_METHODS = len(LIGHT.series) * len(_DASHES)
 """Methods in one figure: as many as there are combinations of colour and dashes."""
 
 _FEW_NAMES = 6
-"""The largest number of entries of a legend inside of the axes; longer ones are below them."""
+"""The largest number of entries of a legend inside the axes; longer legends are below them."""
 
 Draw = Callable[[Any, Results, Mapping[str, str]], bool]
 

@@ -96,7 +96,7 @@ class Tune(Section):
             if path == "seed":
                 raise ValueError("settings.seed: set tune.seeds instead")
             if path in _chosen_paths(self):
-                raise ValueError(f"settings.{path}: is chosen; leave it out here")
+                raise ValueError(f"settings.{path}: is chosen by tune; leave it out here")
         if drawn and self.per == "point":
             raise ValueError(
                 f"{drawn[0]}: values from a range are chosen once per method; with per: point, list them"
@@ -239,7 +239,9 @@ class Size(Section):
     """Another size of the same study: entries replace those of the file, settings are added to its own."""
 
     settings: Settings = Field({}, description="settings of this size, over those of the study")
-    only: tuple[str, ...] = Field((), description="labels of the methods of this size; default: all")
+    only: tuple[str, ...] = Field(
+        (), description="labels of the methods of this size; default: those of the study"
+    )
     grid: dict[str, Any] = Field({}, description="axes that replace those of the same names")
     seeds: tuple[int, ...] | None = Field(None, description="in place of the study's")
     tune: dict[str, Any] | Literal[False] | None = Field(
@@ -252,6 +254,13 @@ class Size(Section):
     @classmethod
     def _seeds(cls, value: Any) -> Any:
         return None if value is None else seeds_of(value)
+
+    @field_validator("tune", mode="before")
+    @classmethod
+    def _tune(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {"on" if key is True else key: each for key, each in value.items()}  # YAML's own 'on'
 
 
 _FILE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
@@ -281,8 +290,12 @@ class StudyFile(Section):
     expected: tuple[Expected, ...] = Field((), description="published figures")
     claims: tuple[Claim, ...] = Field((), description="claims to check")
     sizes: dict[str, Size] = Field({}, description="other sizes by name, for --size")
+    part: tuple[str, ...] = Field(
+        (),
+        description="in the copy of a study with its results: the size, methods, seeds and settings that "
+        "were asked for; they are part of the name of the folder",
+    )
     _other_methods: dict[str, Settings] = PrivateAttr(default_factory=dict)
-    _part: tuple[str, ...] = PrivateAttr(())
     _source: Path | None = PrivateAttr(None)
 
     @field_validator("seeds", mode="before")
@@ -321,10 +334,12 @@ class StudyFile(Section):
         """Refuse labels that cannot be told apart, and unknown names."""
         for label, method in self.methods.items():
             _check_label(label)
-            algorithm = method.get("algorithm", "fedavg")
-            inner = algorithm.get("name", "") if isinstance(algorithm, dict) else algorithm
-            if not isinstance(inner, str):
+            algorithm, named = method.get("algorithm", "base's"), method.get("algorithm.name", "base's")
+            inner = algorithm.get("name", "base's") if isinstance(algorithm, Mapping) else algorithm
+            if not all(isinstance(name, str) and name for name in (inner, named)):
                 raise ValueError(f"methods.{label}.algorithm: expected the name of an algorithm")
+            if len({inner, named} - {"base's"}) > 1:
+                raise ValueError(f"methods.{label}: names two algorithms, {inner} and {named}")
             for path in paths_of(method):
                 if path == "seed":
                     raise ValueError(f"methods.{label}.seed: all methods have the study's seeds")
@@ -387,11 +402,6 @@ class StudyFile(Section):
         return " x ".join([counted(len(self.methods), "method"), *points, seeds])
 
     @property
-    def part(self) -> tuple[str, ...]:
-        """The size, methods, seeds and settings that were asked for; they name the folder of results."""
-        return self._part
-
-    @property
     def source(self) -> Path | None:
         """The file that it was read from; None if it was given as values."""
         return self._source
@@ -403,8 +413,22 @@ class StudyFile(Section):
 
     def content(self) -> dict[str, Any]:
         """What :func:`take` reads as this study, also where only some of its methods are run."""
-        only = [*self.methods] if self._other_methods else []
-        return {**self.model_dump(mode="json"), "methods": self.all_methods, "only": only}
+        only = tuple(self.methods) if self._other_methods else ()
+        # A size may have fewer points than the published figures.
+        expected = tuple(
+            each.model_copy(
+                update={"figures": {label: self._shown(figures) for label, figures in each.figures.items()}}
+            )
+            for each in self.expected
+        )
+        whole = self.model_copy(update={"methods": self.all_methods, "only": only, "expected": expected})
+        return whole.model_dump(mode="json")
+
+    def _shown(self, figures: float | dict[str, float]) -> float | dict[str, float]:
+        """The published figures of the points of the grid."""
+        if not isinstance(figures, dict):
+            return figures
+        return {name: figure for name, figure in figures.items() if self.has_point(name)}
 
     def values_of(self, point: Mapping[str, str]) -> dict[str, str | float]:
         """A point of the grid for tables: numbers as numbers, everything else as text."""
@@ -520,7 +544,7 @@ def _check_axis(axis: str, points: Any) -> None:
 def points_of(axis: str, points: Any) -> dict[str, Settings]:
     """The points of an axis by name, with the settings of each."""
     if isinstance(points, Mapping):
-        return {str(name): dict(settings) for name, settings in points.items()}
+        return {shown(name): dict(settings) for name, settings in points.items()}
     return {shown(value): {axis: value} for value in points}
 
 
@@ -638,13 +662,11 @@ def take(
     settings, only = _texts("settings", settings, '["rounds=5"]'), _texts("only", only, '["FedAvg"]')
     study = _validated(given)
     _check_figures(study)
+    listed = () if size or study.part else study.only
     if size:
         study = _with_size(study, given, size)
-    elif study.only:
-        study = _with_methods(study, study.only, ConfigError, "only")
-    listed = () if size else study.only
-    if only:
-        study = _with_methods(study, only, ArgumentError, "only")
+    if labels := only or study.only:
+        study = _with_methods(study, labels)
     study = _with_overrides(study, settings)
     try:
         seed_update = {} if seeds is None else {"seeds": seeds_of(seeds)}
@@ -653,11 +675,10 @@ def take(
     except ValueError as error:
         raise ArgumentError("seeds", str(error)) from None
     base, plugins = _located(study.base, folder), tuple(_located(each, folder) for each in study.plugins)
-    study = study.model_copy(update={**seed_update, "base": base, "plugins": plugins})
-    study._part = tuple(
-        filter(None, [size, *(only or listed), "" if seeds is None else f"seeds{seeds}", *settings])
-    )
-    return study
+    named_seeds = "" if seeds is None else f"seeds{seeds}"
+    part = (*study.part, *filter(None, [size, *(only or listed), named_seeds, *settings]))
+    update = {**seed_update, "base": base, "plugins": plugins, "part": part}
+    return study.model_copy(update=update)
 
 
 def _texts(argument: str, given: object, example: str) -> list[str]:
@@ -778,11 +799,13 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
         raise ArgumentError("size", f"the study has no size {size!r}", nearest(size, study.sizes))
     chosen = study.sizes[size]
     content = {key: value for key, value in file_content.items() if key != "sizes"}
+    if chosen.only:
+        content["only"] = chosen.only
     content["settings"] = _layered(study.settings, chosen.settings)
     content["grid"] = {**study.grid, **chosen.grid}
     for axis, points in content["grid"].items():
         for path in paths_of(chosen.settings):
-            if path in _paths_of_axis(points_of(axis, points)):
+            if all(path in paths_of(at) for at in points_of(axis, points).values()):
                 where, remedy = f"sizes.{size}.settings.{path}", f"change it in sizes.{size}.grid"
                 raise ConfigError(where, f"has no effect, since it is set by the axis {axis}", remedy)
     for name in ("seeds", "claims", "expected"):
@@ -794,8 +817,7 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
     sized = _validated(content)
     if chosen.expected:
         _check_figures(sized)
-    only = chosen.only or sized.only
-    return _with_methods(sized, only, ConfigError, f"sizes.{size}.only") if only else sized
+    return sized
 
 
 def _layered(settings: Mapping[str, Any], added: Mapping[str, Any]) -> Settings:
@@ -840,11 +862,15 @@ def _without(settings: Mapping[str, Any], paths: Iterable[str], prefix: str = ""
     return remaining
 
 
-def _with_methods(study: StudyFile, only: Sequence[str], mistake: type[ConfigError], where: str) -> StudyFile:
-    """The study with some of its methods; claims and figures of the others are dropped."""
+def _with_methods(study: StudyFile, only: Sequence[str]) -> StudyFile:
+    """The study with some of its methods; claims and figures of the others are dropped.
+
+    Raises:
+        ArgumentError
+    """
     for label in only:
         if label not in study.methods:
-            raise mistake(where, f"no method {label!r}", nearest(label, study.methods))
+            raise ArgumentError("only", f"no method {label!r}", nearest(label, study.methods))
     methods = {label: method for label, method in study.methods.items() if label in only}
     expected = []
     for published in study.expected:

@@ -113,7 +113,7 @@ class Study:
             method, client, cluster, seed, at: whose model of which run.
 
         Returns:
-            Classes ``(n,)``; for texts words ``(n, L)``; for numbers floats ``(n, D)``.
+            Classes ``(n,)``; for language models words ``(n, L)``; with numeric losses floats ``(n, K)``.
         """
         return self.result(method, seed, at).predict(x, client, cluster)
 

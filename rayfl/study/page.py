@@ -86,13 +86,11 @@ def page_of(study: Study) -> Page:
 def _table_of(text_table: TextTable, caption: str) -> Table:
     """A text table; cells are sorted by their numbers, or else by the number with which they begin."""
     columns = []
-    for place, title in enumerate(text_table.header):
+    for place, (title, right) in enumerate(zip(text_table.header, text_table.rights, strict=True)):
         values = [row[place] for row in text_table.rows]
         order = list(text_table.values.get(place, map(_leading_number, values)))
-        numeric = place >= text_table.left and any(number is not None for number in order)
-        columns.append(
-            Column(title, values, order=order if numeric else None, right=place >= text_table.left)
-        )
+        numeric = right and any(number is not None for number in order)
+        columns.append(Column(title, values, order=order if numeric else None, right=right))
     return Table(columns, caption=caption, wrap=True)
 
 
@@ -106,7 +104,10 @@ def _leading_number(text: str) -> float | None:
 def _claims(study: Study) -> Section | None:
     if not study.judgements:
         return None
-    note = f"A claim holds if its whole {100 * LEVEL:.0f} % interval does, and fails if none of it does."
+    note = (
+        f"A claim holds if its whole {100 * LEVEL:.0f} % interval does, fails if none of it does, and is "
+        "undecided otherwise."
+    )
     return Section("Claims", note, (), [_table_of(tables.claim_table(study.judgements), "claims")])
 
 

@@ -18,7 +18,6 @@ from rayfl import plugins
 from rayfl.algorithms import ALGORITHMS
 from rayfl.config import BLOCK_SETTINGS, Config, load, on_the_same_data, variant, with_overrides
 from rayfl.config.reading import algorithm_of, bring_plugins, continued, read
-from rayfl.config.text import as_value
 from rayfl.errors import ConfigError, nearest
 from rayfl.models.module import OwnModule
 from rayfl.study.file import Settings, StudyFile, overrides_of, paths_of, shown
@@ -87,9 +86,20 @@ def key_of(config: Config) -> str:
     contents, not by their location; for a folder of many images the names, sizes and times of its files
     count. Datasets that rayfl downloads count by name.
     """
-    settings = {
-        name: value for name, value in portable_settings(config).items() if name not in _UNHASHED_SECTIONS
-    }
+    hashed = [counting(config, portable_settings(config)), sources_of(config)]
+    contents = contents_of(config)
+    text = json.dumps([*hashed, contents] if contents else hashed, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def counting(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a config that determine the run's numbers; where it is executed does not count.
+
+    Args:
+        config: resolved.
+        settings: all of its settings.
+    """
+    settings = {name: value for name, value in settings.items() if name not in _UNHASHED_SECTIONS}
     for section, name in _UNHASHED_SETTINGS.items():
         if name in settings[section]:
             settings[section][name] = type(getattr(config, section)).model_fields[name].default
@@ -115,9 +125,7 @@ def key_of(config: Config) -> str:
     criteria = settings["algorithm"].get("criteria")
     if isinstance(criteria, dict) and "name" in criteria:
         criteria["norms"] = criteria.pop("name")
-    hashed, contents = [{**settings, "execution": execution}, sources_of(config)], contents_of(config)
-    text = json.dumps([*hashed, contents] if contents else hashed, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {**settings, "execution": execution}
 
 
 def contents_of(config: Config) -> list[str]:
@@ -159,7 +167,8 @@ def check_number(count: int, what: str = "runs") -> None:
         ConfigError
     """
     if count > MOST_RUNS:
-        raise ConfigError("study", f"{count:,} {what}", f"at most {MOST_RUNS:,}; search with tune: samples")
+        remedy = f"at most {MOST_RUNS:,} are allowed; draw settings with tune.samples"
+        raise ConfigError("study", f"{count:,} {what} are too many", remedy)
 
 
 def points(study: StudyFile) -> list[dict[str, str]]:
@@ -265,11 +274,12 @@ def _base_of(study: StudyFile) -> dict[str, Any]:
     Raises:
         ConfigError: if the base cannot be read.
     """
-    defaults = ["output.report=false"]  # a study writes its own page
-    if study.plugins:
-        defaults.append(f"plugins={as_value(list(study.plugins))}")
     try:
-        settings = with_overrides(read(study.base or {}), defaults)
+        settings = with_overrides(read(study.base or {}), ["output.report=false"])  # a study has its own page
+        if study.plugins:
+            of_base = settings.get("plugins")
+            named = of_base if isinstance(of_base, list | tuple) else ()
+            settings["plugins"] = list(dict.fromkeys([*named, *study.plugins]))
         bring_plugins(settings)
         return settings
     except ConfigError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from rayfl.study import claims as claim_rules
 from rayfl.study import searching, tables, tuning
 from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, StudyFile, shown
-from rayfl.study.plan import PlannedRun, place_of, plan, points
+from rayfl.study.plan import PlannedRun, counting, place_of, plan, points
 from rayfl.study.results import MOST_GROUPS, Results, check_column, group_of
 from rayfl.study.running import is_finished
 
@@ -93,17 +94,21 @@ def _check_axes(study: StudyFile, runs: Sequence[PlannedRun]) -> None:
         ConfigError
     """
     if len(study.methods) < len(study.all_methods):  # the points may differ for the others
-        return
-    first_runs = [run for run in runs if run.seed == study.seeds[0]]
+        runs = plan(study.model_copy(update={"methods": study.all_methods, "seeds": study.seeds[:1]}))
+    first_runs = [
+        (run, json.dumps(counting(run.config, run.config.to_dict()), sort_keys=True))
+        for run in runs
+        if run.seed == study.seeds[0]
+    ]
     for axis, at in study.axes.items():
-        points_by_keys: dict[tuple[str, ...], str] = {}
+        points_by_settings: dict[tuple[str, ...], str] = {}
         for point in at:
-            keys = tuple(run.key for run in first_runs if run.point[axis] == point)
-            if keys in points_by_keys:
-                what = f"{points_by_keys[keys]} and {point} are the same for all methods"
+            settings = tuple(text for run, text in first_runs if run.point[axis] == point)
+            if settings in points_by_settings:
+                what = f"{points_by_settings[settings]} and {point} are the same for all methods"
                 remedy = "leave one out: its settings change no number of a run, or are set elsewhere, too"
                 raise ConfigError(f"grid.{axis}", what, remedy)
-            points_by_keys[keys] = point
+            points_by_settings[settings] = point
 
 
 def as_chosen(prepared: Prepared) -> list[PlannedRun]:

@@ -157,7 +157,7 @@ class StudyDisplay:
             self._print(f"{run.title}: failed: {outcome.error}")
 
     def _report_lost(self, run: PlannedRun) -> None:
-        self._print(f"{run.title}: its process died; another one goes on with it")
+        self._print(f"{run.title}: its process died; another process continues the run")
 
     def _print(self, text: str) -> None:
         self._printed = self._clock()

@@ -133,7 +133,8 @@ def check_column(column: str, where: str, configs: Sequence[Config]) -> None:
             remedy = f"such as {', '.join(_SUGGESTED)}; a run's summary.json has all of them"
         raise ConfigError(where, f"no run has a number named {column!r}", remedy)
     if target and not 0 < float(target[2]) <= 100:
-        raise ConfigError(where, f"{column}: {target[2]} % is no target", "above 0 and at most 100")
+        what = f"{column}: {target[2]} % is not a possible target"
+        raise ConfigError(where, what, "choose one above 0 and at most 100")
     for part, (setting, has) in NEEDS.items():
         if part in column and not any(map(has, configs)):
             raise ConfigError(where, f"no run measures {column}", f"add to the study's settings: {setting}")
@@ -419,7 +420,7 @@ def written(column: str) -> Callable[[float], str]:
 
 
 def _count(value: float) -> str:
-    """Whole numbers as they are; their means with a digit more: ``2.7``."""
+    """Whole numbers as they are; their means with one decimal: ``2.7``."""
     return number(float(value), 0 if float(value).is_integer() else 1)
 
 

@@ -109,6 +109,8 @@ class Runner:
         missing = unfinished(runs)
         if not missing or self.stopped:
             return
+        if self.archive is not None:
+            _check_writable(self.archive)
         check_clients(missing)
         allocation = self.allocate(len(missing), missing[0])
         by_key = {run.key: run for run in missing}
@@ -207,7 +209,7 @@ def run_study(
 
 
 def check_parallel(inline: bool, jobs: int | None) -> None:
-    """Refuse a number of parallel runs that is none, or has no effect.
+    """Refuse a number of parallel runs that is invalid, or has no effect.
 
     Raises:
         ArgumentError
@@ -218,7 +220,7 @@ def check_parallel(inline: bool, jobs: int | None) -> None:
         raise ArgumentError("jobs", f"got {jobs!r:.60}", "expected a number of parallel runs, 1 or more")
     if inline and jobs not in (None, 1):
         raise ArgumentError(
-            "jobs", f"{jobs} runs cannot be parallel in this process", "leave it or inline out"
+            "jobs", f"{jobs} runs cannot be parallel in this process", "leave out jobs or inline"
         )
 
 
@@ -272,7 +274,7 @@ def execute(
         DiskError
     """
     others = {run.config.output.folder for run in prepared.runs}
-    if archive is not None and not archives.holds(prepared.runs, archive):
+    if archive is not None and not _needs_nothing(prepared, archive):
         others.add(archive)
     for each in (folder, *others):
         if each.exists() and not each.is_dir():
@@ -282,10 +284,7 @@ def execute(
     files.write(folder / COPY, dump(prepared.study.content()))
     for each in others:
         files.make(each, parents=True)
-        if not os.access(each, os.W_OK | os.X_OK):
-            raise ConfigError(
-                str(each), "cannot be written to", "name another folder, or change its permissions"
-            )
+        _check_writable(each)
     check_groups(prepared)
     runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), archive)
     study = prepared.study
@@ -306,6 +305,20 @@ def execute(
 
     write(executed)
     return executed
+
+
+def _needs_nothing(prepared: Prepared, archive: Path) -> bool:
+    """Whether the first runs of a study are all in an archive, so that it may be one that is only read."""
+    tune = prepared.study.tune
+    tried = [run for candidate in prepared.candidates for run in candidate.runs]
+    return (tune is None or tune.is_grid) and archives.holds(tried or prepared.runs, archive)
+
+
+def _check_writable(folder: Path) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            str(folder), "cannot be written to", "name another folder, or change its permissions"
+        )
 
 
 def _without_infinities(values: Any) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rayfl.statistics import FEW
-from rayfl.study.claims import Judgement, Statement
+from rayfl.study.claims import UNDECIDED, Judgement, Statement
 from rayfl.study.file import Tune, shown
 from rayfl.study.plan import place_of, spoken
 from rayfl.study.results import Results, better, cell, title_of, written
@@ -28,7 +28,8 @@ class TextTable:
     Attributes:
         header: titles of the columns.
         rows: cells.
-        left: columns that are aligned to the left.
+        left: number of columns that are aligned to the left, from the first.
+        remarks: number of columns of text after the numbers, which are aligned to the left, too.
         caption: text below or above the table.
         values: numbers to sort by: those of a column's cells, by the column's index; None for a cell without.
     """
@@ -38,10 +39,17 @@ class TextTable:
     left: int = 1
     caption: str = ""
     values: Mapping[int, Sequence[float | None]] = field(default_factory=dict)
+    remarks: int = 0
+
+    @property
+    def rights(self) -> list[bool]:
+        """For each column, whether it is aligned to the right."""
+        count = len(self.header)
+        return [self.left <= place < count - self.remarks for place in range(count)]
 
     def markdown(self) -> str:
         """The table in GitHub's Markdown."""
-        rule = ["---"] * self.left + ["--:"] * (len(self.header) - self.left)
+        rule = ["--:" if right else "---" for right in self.rights]
         lines = [self.header, tuple(rule), *self.rows]
         cells = [[_markdown(cell) for cell in line] for line in lines]
         text = "\n".join(f"| {' | '.join(line)} |" for line in cells)
@@ -49,7 +57,7 @@ class TextTable:
 
     def latex(self) -> str:
         """A ``tabular`` in the style of ``booktabs``."""
-        columns = "l" * self.left + "r" * (len(self.header) - self.left)
+        columns = "".join("r" if right else "l" for right in self.rights)
         body = [" & ".join(map(_latex, row)) + r" \\" for row in self.rows]
         head = " & ".join(map(_latex, self.header)) + r" \\"
         inner = "\n".join([r"\toprule", head, r"\midrule", *body, r"\bottomrule"])
@@ -226,7 +234,7 @@ def rank_table(results: Results) -> TextTable | None:
         caption += " A method that never reaches a target comes last."
     unranked = [title_of(column) for column in columns if all(map(math.isnan, ranks[column].values()))]
     if unranked:
-        caption += f" Nowhere do all methods have {' or '.join(unranked)}."
+        caption += f" At no seed and point do all methods have {' or '.join(unranked)}."
     return TextTable(tuple(header), tuple(rows), 1, caption)
 
 
@@ -300,12 +308,13 @@ def claim_table(judgements: Sequence[Judgement]) -> TextTable:
     for judgement in judgements:
         value, between = _value_and_interval(judgement)
         where = ", ".join(spoken(axis, name) for axis, name in judgement.point.items())
-        verdict = f"{judgement.verdict}: {judgement.why}" if judgement.why else judgement.verdict
+        why = judgement.why if judgement.why != UNDECIDED else ""  # "undecided" says as much
+        verdict = f"{judgement.verdict}: {why}" if why else judgement.verdict
         origin = "; ".join(filter(None, (judgement.source, judgement.protocol)))
-        rows.append((judgement.statement.text, where or UNKNOWN, verdict, origin or UNKNOWN, value, between))
+        rows.append((judgement.statement.text, where or UNKNOWN, verdict, value, between, origin or UNKNOWN))
         values.append(judgement.interval.mean if judgement.interval.n else None)
-    header = ("claim", "at", "verdict", "source", "value", "95 % interval")
-    return TextTable(header, tuple(rows), 4, values={4: values})
+    header = ("claim", "at", "verdict", "value", "95 % interval", "source")
+    return TextTable(header, tuple(rows), 3, values={3: values}, remarks=1)
 
 
 def claim_lines(judgements: Sequence[Judgement]) -> list[str]:

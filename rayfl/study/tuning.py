@@ -101,8 +101,8 @@ def candidates(study: StudyFile) -> list[Candidate]:
     if better(metric) == "less":
         raise ConfigError(
             "tune.metric",
-            f"less {tune.metric} is better",
-            "name one for which more is better, such as accuracy_mean",
+            f"lower values of {tune.metric} are better",
+            "choose a metric for which higher values are better, such as accuracy_mean",
         )
     configs = [resolved(study, label, points(study)[0], study.seeds[0]) for label in study.all_methods]
     check_algorithm_settings("tune", tune.space, configs)
@@ -148,14 +148,14 @@ def check_metric(study: StudyFile) -> None:
             raise ConfigError(
                 "tune",
                 f"{label} has evaluation.validation=false, so nothing is measured to choose by",
-                "remove it",
+                "remove that setting, or leave tune out",
             )
         measured = protocols.columns(("validation",), ("served",), config.loss)
         if f"validation_{tune.metric}" not in measured:
             names = [name.removeprefix("validation_") for name in measured if better(name) == "more"]
             what = f"runs of {label} measure no {tune.metric}: its loss is {config.loss.name}"
             raise ConfigError(
-                "tune.metric", what, f"name {' or '.join(names)}" if names else "leave tune out"
+                "tune.metric", what, f"choose {' or '.join(names)}" if names else "leave tune out"
             )
 
 

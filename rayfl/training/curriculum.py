@@ -50,7 +50,7 @@ class Pacing:
 
     def __post_init__(self) -> None:
         if self.family not in PACINGS:
-            raise ValueError(f"pacing: {self.family!r} is none of {', '.join(PACINGS)}")
+            raise ValueError(f"pacing: {self.family!r} is not one of {', '.join(PACINGS)}")
         if not (0 < self.a <= 1 and 0 < self.b <= 1):
             raise ValueError(f"pacing: a = {self.a:g} and b = {self.b:g} must lie in (0, 1]")
 
@@ -127,7 +127,7 @@ def arrange(scores: NDArray[np.floating], order: Order, draws: NDArray[np.float6
     if order == "random":
         return np.argsort(draws, axis=-1, kind="stable")
     if order not in ("curriculum", "anti"):
-        raise ValueError(f"order: {order!r} is none of curriculum, anti, random")
+        raise ValueError(f"order: {order!r} is not one of curriculum, anti, random")
     hard_first: NDArray[np.intp] = np.lexsort((draws, scores), axis=-1)
     return hard_first if order == "anti" else hard_first[..., ::-1]
 
@@ -246,7 +246,7 @@ def eligible(losses: Sequence[float] | NDArray[np.floating], count: int, order: 
         ValueError: for any other order, including ``random``, which ranks nothing.
     """
     if order not in ("curriculum", "anti"):
-        raise ValueError(f"order: {order!r} is none of curriculum, anti")
+        raise ValueError(f"order: {order!r} is not one of curriculum, anti")
     values = np.asarray(losses, np.float64)
     ranking = np.argsort(values if order == "curriculum" else -values, kind="stable")
     return np.sort(ranking[:count])

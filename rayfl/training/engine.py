@@ -170,7 +170,8 @@ def _first_that_agrees(spec: ModelSpec, wanted: str, precision: Precision) -> tu
             reasons.append(f"not {name}: {gap:.0e} away from the plain loop in a trial")
     if wanted != "auto":
         remedy = "training.engine=auto takes one that does"
-        raise ConfigError("training.engine", f"{wanted} does not cover this model, {reasons[0]}", remedy)
+        why = reasons[0].removeprefix(f"not {wanted}: ")
+        raise ConfigError("training.engine", f"{wanted} does not cover this model: {why}", remedy)
     return "loop", "; ".join(reasons)
 
 

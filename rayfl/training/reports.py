@@ -5,6 +5,8 @@ were trained, and only the result is sent. q-FedAvg needs only the following one
 
     @dataclass(frozen=True)
     class StartLosses(ClientReport):
+        floats = 1  # each client sends one number
+
         def compute(self, trained: Trained) -> NDArray[np.floating]:
             return trained.mean_losses(trained.start)
 """

@@ -123,7 +123,7 @@ def test_a_config_for_a_gpu_is_not_compared_with_a_loop_on_the_cpu(
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(startup, "own_first_rounds", lambda *_: {})
     tasks, console = ["digits-demo", f"execution.{where}"], Console(file=io.StringIO())
-    with pytest.raises(ConfigError, match="--device: digits-demo trains on a GPU; --device=cuda"):
+    with pytest.raises(ConfigError, match="--device: digits-demo trains on a GPU; use --device=cuda"):
         command.bench(tasks, 1, None, console)
     for device, more in (("cuda", []), ("cpu", ["execution.device=cpu"])):
         assert command.bench([*tasks, *more], 1, None, console, device)["own"]

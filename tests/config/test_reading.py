@@ -298,7 +298,11 @@ def test_a_setting_that_a_later_section_replaces_is_refused() -> None:
 @pytest.mark.parametrize(
     ("overrides", "setting"),
     [
-        (["partition={name: iid, clients: 7}", "partition={alpha: 1}"], "partition.clients"),
+        (["partition={name: iid, clients: 7}", "partition={clients: 6}"], "partition=iid"),
+        (["partition=iid", "partition={clients: 7}"], "partition=iid"),
+        (["clustering={signature: {p: 5}}", "clustering={signature: {k: 1}}"], "clustering.signature.p"),
+        (["clustering={signature: {p: 5}}", "clustering.signature={k: 1}"], "clustering.signature.p"),
+        (["clustering.signature.p=5", "clustering={signature: {k: 1}}"], "clustering.signature.p"),
         (["partition={name: iid, clients: 7}", "partition=shards"], "partition.clients"),
         (["partition={clients: 7}", "partition=shards"], "partition.clients"),
         (["data={test_fraction: 0.1}", "data={normalise: none}"], "data.test_fraction"),

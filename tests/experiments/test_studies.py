@@ -13,8 +13,9 @@ import yaml
 
 from experiments import frame, readme
 from rayfl import plugins
+from rayfl.config.text import dump, parse
 from rayfl.errors import ConfigError
-from rayfl.study import execute, prepare, read
+from rayfl.study import execute, prepare, read, take
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments"
 SIZED = [(file.path, size) for file in readme.studies() for size in ("", *file.sizes)]
@@ -30,9 +31,14 @@ def _no_plugins_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("file", "size"), SIZED)
 def test_a_study_can_be_run_as_it_stands(file: str, size: str) -> None:
-    prepared = prepare(read(FOLDER / file, size), check_data=False)
+    study = read(FOLDER / file, size)
+    prepared = prepare(study, check_data=False)
     assert prepared.statements
     assert len(prepared.study.seeds) > 1  # one seed decides no claim
+    again = prepare(take(parse(dump(study.content())), FOLDER), check_data=False)  # the copy with the results
+    assert [run.config for run in again.runs] == [run.config for run in prepared.runs]
+    assert again.statements == prepared.statements
+    assert again.columns == prepared.columns
 
 
 def test_names_are_those_of_one_study_each() -> None:

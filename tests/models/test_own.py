@@ -204,7 +204,7 @@ def test_over_vectors_all_channels_are_one_group() -> None:
     [
         ({"target": "no_such_module:Net"}, "model.target: no module named 'no_such_module'"),
         ({"target": f"{HERE}:Nett"}, "has no 'Nett'; did you mean 'Net'"),
-        ({"target": "Net"}, "'Net' names nothing"),
+        ({"target": "Net"}, "'Net' is not a target"),
         ({"target": f"{HERE}:NUMBER"}, "NUMBER is a int"),
         ({"target": f"{HERE}:Path"}, "is the class"),
         ({"target": f"{HERE}:BUILT"}, "is a network that has been built; expected its class"),

@@ -194,7 +194,7 @@ def test_damage_is_seen(first: Any, tmp_path: Path) -> None:
     flipped[len(data) // 2] ^= 1
     for broken in (b"", data[: len(data) // 2], bytes(flipped), b"no zip file at all"):
         copy.write_bytes(broken)
-        with pytest.raises(Damaged, match=r"remove it, and the study does the run again"):
+        with pytest.raises(Damaged, match=r"remove it, and the study repeats the run"):
             archive.restore(prepared.runs, tmp_path)
     assert not any(map(is_finished, prepared.runs))
 
@@ -240,7 +240,7 @@ def test_an_archive_that_has_all_runs_need_not_be_writable(
 
 def test_a_run_out_of_an_archive_has_no_models(first: Any, tmp_path: Path) -> None:
     study, _ = run(tmp_path, first[1] / "archive")
-    with pytest.raises(RayflError, match="has no checkpoint, and so no models, as runs from an archive"):
+    with pytest.raises(RayflError, match="has no checkpoint, and so no models, like runs from an archive"):
         rayfl.Result(study.runs["path"][0]).model(client=0)
 
 

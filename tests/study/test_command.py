@@ -109,7 +109,10 @@ def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[s
         (["typed.yaml", "--inline", "--out", "typed.yaml"], "typed.yaml: is a file; name a folder"),
         (["typed.yaml", "--inline", "output.root=typed.yaml"], "typed.yaml: is a file; name a folder"),
         (["typed.yaml", "--only", "SOLO", "--check"], "--check: the study has no claims"),
-        (["impossible.yaml"], "claims: 'FedAvg.rounds_to_180 > 0': rounds_to_180: 180 % is no target"),
+        (
+            ["impossible.yaml"],
+            "claims: 'FedAvg.rounds_to_180 > 0': rounds_to_180: 180 % is not a possible",
+        ),
         (["no_group.yaml", "--dry-run"], "accuracy_group_3 > 0': no client is in group 3; no planted groups"),
     ):
         code, _, err = rayfl(capsys, "study", *arguments)
@@ -190,7 +193,7 @@ def test_parallel_runs_in_one_process_are_refused(folder: Path, capsys: pytest.C
     code, _, err = rayfl(capsys, "study", "typed.yaml", "--inline", "--jobs", "2")
     assert (code, err) == (
         2,
-        "error: --jobs: 2 runs cannot be parallel in this process; leave it or inline out\n",
+        "error: --jobs: 2 runs cannot be parallel in this process; leave out jobs or inline\n",
     )
 
 

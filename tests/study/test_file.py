@@ -7,8 +7,11 @@ import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from rayfl import plugins
+from rayfl.algorithms import ALGORITHMS
 from rayfl.config import Config
 from rayfl.config.reading import item
 from rayfl.config.text import dump, parse
@@ -16,6 +19,7 @@ from rayfl.errors import RayflError
 from rayfl.study import prepare, read, take
 from rayfl.study.file import points_of, seeds_of
 from rayfl.study.plan import plan
+from rayfl.study.study import folder_of
 
 GOOD = """
 name: who-profits
@@ -176,22 +180,36 @@ def test_a_method_may_name_its_algorithm_by_a_path(tmp_path: Path) -> None:
         of_methods(study, tmp_path)
 
 
-def test_methods_without_an_algorithm_have_that_of_the_base_also_if_it_is_a_plug_in(tmp_path: Path) -> None:
-    source = """
+@pytest.fixture
+def no_plugins_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(ALGORITHMS, "_added", {})
+
+
+OWN_ALGORITHM = """
+from typing import Literal
+
 from rayfl.algorithms.base import Algorithm
 
 
-class Own(Algorithm):
-    name: str = "study_base_algorithm"
+class {0}(Algorithm):
+    name: Literal["{0}"] = "{0}"
 """
-    (tmp_path / "study_base_algorithm.py").write_text(source)
-    base = {"plugins": [str(tmp_path / "study_base_algorithm.py")], "algorithm": "study_base_algorithm"}
-    (tmp_path / "base.yaml").write_text(dump({**base, "data": "digits"}))
-    methods: dict[str, Any] = {"Own": {}, "FedAvg": {"algorithm": "fedavg"}}
+
+
+@pytest.mark.usefixtures("no_plugins_stay")
+def test_plugins_of_the_base_and_of_the_study(tmp_path: Path) -> None:
+    """Methods without an algorithm have that of the base, which is a plug-in here."""
+    for name in ("study_one", "study_two"):
+        (tmp_path / f"{name}.py").write_text(OWN_ALGORITHM.format(name))
+    base = {"plugins": [str(tmp_path / "study_one.py")], "algorithm": "study_one", "data": "digits"}
+    (tmp_path / "base.yaml").write_text(dump(base))
+    methods: dict[str, Any] = {"A": {}, "B": {"algorithm": "fedavg"}}
     study = {"name": "s", "base": "base.yaml", "methods": methods, "seeds": 0}
-    configs = of_methods(study, tmp_path)
-    names = [configs[label].algorithm.name for label in methods]
-    assert names == ["study_base_algorithm", "fedavg"]
+    assert [run.config.algorithm.name for run in plan(take(study, tmp_path))] == ["study_one", "fedavg"]
+    methods["B"] = {"algorithm": "study_two"}
+    runs = plan(take({**study, "plugins": ["study_two.py"]}, tmp_path))
+    assert [run.config.algorithm.name for run in runs] == ["study_one", "study_two"]
 
 
 def test_runs_of_a_study_write_no_report_where_only_their_folder_is_changed(tmp_path: Path) -> None:
@@ -221,9 +239,50 @@ def test_some_methods_may_be_run_alone(tmp_path: Path) -> None:
         again = take(parse(dump(study.content())), tmp_path)
         for each in (study, again):
             assert [(run.method, run.key) for run in plan(each)] == [(label, whole[label])]
+    sized = take({**content, "only": ["FedAvg"]}, tmp_path, "flis", only=["FedAvg"])  # in place of the file's
+    assert [*sized.methods] == ["FedAvg"]
     assert take({**content, "only": ["FedAvg"]}, tmp_path).part == ("FedAvg",)
     assert take({**content, "only": ["FedAvg"]}, tmp_path, "all").part == ("all",)
     assert "only" not in take(content, tmp_path).model_fields_set
+
+
+def test_the_copy_of_a_part_is_that_part(tmp_path: Path) -> None:
+    """With another folder of results than the whole study, and without figures for points of other sizes."""
+    figures = {"FedAvg": {0.1: 77.3, 0.3: 80}, "PACFL": {0.3: 80}}
+    sizes = {"one": {"grid": {"training.lr": [0.1]}, "settings": {"rounds": 1}, "tune": False}}
+    values = changed(expected=[{"source": "x", "figures": figures, "within": 1}], sizes=sizes, claims=[])
+    study = take(values, tmp_path, "one", only=["FedAvg", "PACFL"], seeds="5", settings=["training.epochs=1"])
+    again = take(parse(dump(study.content())), tmp_path)
+    assert folder_of(again) == folder_of(study)
+    assert folder_of(study) != folder_of(take(values, tmp_path))
+    assert prepare(again, check_data=False).statements == prepare(study, check_data=False).statements
+    assert again.columns == study.columns
+    assert again.part == ("one", "FedAvg", "PACFL", "seeds5", "training.epochs=1")
+    assert take(again.content(), tmp_path, seeds="6").part == (*again.part, "seeds6")
+
+
+def test_numbers_of_numpy_may_be_in_a_study(tmp_path: Path) -> None:
+    methods = {"A": {"algorithm": "fedavg", "training.lr": np.float64(0.1)}}
+    study = take({**SEVERAL, "settings": {}, "methods": methods}, tmp_path)
+    assert plan(take(parse(dump(study.content())), tmp_path))[0].config.training.lr == 0.1
+
+
+def test_a_setting_of_a_size_may_be_for_some_points_of_an_axis(tmp_path: Path) -> None:
+    grid = {"pace": {"slow": {"training.lr": 0.01}, "as set": {}}}
+    sizes = {"x": {"settings": {"training.lr": 0.3}}}
+    study = {**SEVERAL, "settings": {}, "methods": {"A": {}}, "grid": grid, "sizes": sizes}
+    assert [run.config.training.lr for run in plan(take(study, tmp_path, "x"))] == [0.01, 0.3]
+
+
+def test_names_that_yaml_reads_as_true_and_false(tmp_path: Path) -> None:
+    text = "grid: {m: {on: {training.lr: 0.1}, off: {training.lr: 0.2}}}\nclaims: ['A[m=on].ari > 0']\n"
+    text += "methods: {A: {}}\nname: s\nsizes: {q: {tune: {training.momentum: [0.1, 0.2], on: validation}}}\n"
+    study = take(parse(text.replace("m=on", "m=true")), tmp_path, "q")
+    assert list(study.axes["m"]) == ["true", "false"]
+    assert study.tune is not None
+    assert study.tune.on == "validation"
+    again = take(parse(dump(study.content())), tmp_path)
+    assert prepare(again, check_data=False).statements == prepare(study, check_data=False).statements
 
 
 def test_an_override_of_what_a_named_axis_sets_is_refused(tmp_path: Path) -> None:
@@ -364,6 +423,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "methods.FedAvg: algorithm: no algorithm named 'fedagv'; did",
     ),
     (changed(methods__FedAvg={"algorithm": 3}), "methods.FedAvg.algorithm: expected the name"),
+    (changed(methods__FedAvg={"algorithm.name": ["ifca"]}), "methods.FedAvg.algorithm: expected the name"),
+    (changed(methods__FedAvg={"algorithm.name": ""}), "methods.FedAvg.algorithm: expected the name"),
+    (changed(methods__FedAvg={"algorithm.name": None}), "methods.FedAvg.algorithm: expected the name"),
+    (
+        changed(methods__FedAvg={"algorithm": {"name": "ifca"}, "algorithm.name": "fedavg"}),
+        "methods.FedAvg: names two algorithms, ifca and fedavg",
+    ),
+    (
+        changed(only=["FedAvg"], grid={"execution.actors": [1, 2]}, report={}, claims=[]),
+        "grid.execution.actors: 1 and 2 are the same for all methods",
+    ),
     (changed(methods__FedAvg={"algorithm": "fedavg", "training.lrr": 1}), "methods.FedAvg: training.lrr"),
     (changed(methods__FedAvg={"algorithm": "fedavg", "training.momentum": -1}), "expected a number >= 0"),
     (changed(methods__FedAvg={"algorithm": "fedavg", "clustering.threshold": 3}), "would do nothing"),
@@ -420,13 +490,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(tune={"training.momentum": {"loguniform": [0, 1]}}), "expected 0 < low < high"),
     (changed(tune={"training.momentun": [0.5]}), "training.momentun"),
     (changed(tune={"training.momentum": [0.5], "metric": "acuracy_mean"}), "tune.metric: no run has"),
-    (changed(tune={"training.momentum": [0.5], "metric": "loss_mean"}), "less loss_mean is better"),
+    (
+        changed(tune={"training.momentum": [0.5], "metric": "loss_mean"}),
+        "lower values of loss_mean are better",
+    ),
     (changed(tune={"partition.clients": [5, 6]}), "the data are the same for all methods"),
     (changed(tune={"training.momentum": [0.5], "settings": {"seed": 3}}), "set tune.seeds instead"),
     (changed(tune={"training.momentum": {"uniform": [0, 1]}, "samples": 10**9}), "tune.samples: got"),
     (changed(tune={"training.momentum": [i / 9999 for i in range(9999)]}), "runs that choose settings"),
     (changed(grid={"training.momentum": [i / 99999 for i in range(99999)]}, report={}), "99,999 points of"),
-    (changed(seeds=["200-10199"]), "60,000 runs; at most 10,000"),
+    (changed(seeds=["200-10199"]), "60,000 runs are too many; at most 10,000"),
     (changed(methods__FedAvg={"algorithm": "fedavg", "training.lr": 0.5}), "training.lr is an axis"),
     (changed(grid={"training.lr": [0.1], "speed": {"high": {"training": {"lr": 1}}}}), "is an axis"),
     (changed(methods__FedAvg={"algorithm": "fedavg", "seed": 3}), "methods.FedAvg.seed: all methods"),
@@ -476,11 +549,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         changed(tune={"training.momentum": [0.5], "metric": "rmse_mean"}),
-        "less rmse_mean is better",
+        "lower values of rmse_mean are better",
     ),
     (
         changed(tune={"training.momentum": [0.5], "metric": "r2_mean"}),
-        "runs of FedAvg measure no r2_mean: its loss is cross_entropy; name accuracy_mean",
+        "runs of FedAvg measure no r2_mean: its loss is cross_entropy; choose accuracy_mean",
     ),
     (
         changed(tune={"training.momentum": [0.5]}, settings={"evaluation.validation": False}),
@@ -508,7 +581,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         changed(tune={"training.momentum": [0.5], "settings": {"training": {"momentum": 0.1}}}),
-        "settings.training.momentum: is chosen; leave it out here",
+        "settings.training.momentum: is chosen by tune; leave it out here",
     ),
     (
         changed(

@@ -61,13 +61,14 @@ def test_claims_say_point_source_and_why_they_are_undecided() -> None:
     statement = parse("A.ari > 0.5", ["A"], {"partition.alpha": ["0.1"], "who": ["all"]})
     found = judge(statement, {"partition.alpha": "0.1", "who": "all"}, lambda m, p, c: {0: 0.4, 1: 0.7})
     table = claim_table([replace(found, source="a paper, Table 1", protocol="last round")])
-    assert table.header == ("claim", "at", "verdict", "source", "value", "95 % interval")
-    assert table.rows[0][:4] == (
-        "A.ari > 0.5",
-        "alpha 0.1, all",
-        "undecided: the interval contains the bound",
-        "a paper, Table 1; last round",
-    )
+    assert table.header == ("claim", "at", "verdict", "value", "95 % interval", "source")
+    value, between = "0.55", "-1.36 to 2.46"
+    source = "a paper, Table 1; last round"
+    assert table.rows == (("A.ari > 0.5", "alpha 0.1, all", "undecided", value, between, source),)
+    assert table.markdown().split("\n")[1] == "| --- | --- | --- | --: | --: | --- |"
+    assert table.latex().startswith(r"\begin{tabular}{lllrrl}")
+    found = judge(statement, {"partition.alpha": "0.1", "who": "all"}, lambda m, p, c: {0: 0.4})
+    assert claim_table([found]).rows[0][2] == "undecided: one seed has no interval"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,8 @@ def test_claims_say_their_unit(claim: str, unit: str, value: str, between: str) 
     assert unit_of(statement) == unit
     judgement = Judgement(statement, {}, Interval(12.35, 11.0, 13.7, 3), "holds")
     table = claim_table([judgement])
-    assert table.rows[0][4:] == (value, between)
-    assert table.values == {4: [12.35]}
+    assert table.rows[0][3:5] == (value, between)
+    assert table.values == {3: [12.35]}
     assert claim_lines([judgement]) == [f"{'holds':<10} {claim}: {value} ({between})"]
 
 
@@ -114,7 +115,7 @@ def test_ranks_that_cannot_be_given_are_explained() -> None:
     table = rank_table(results)
     assert table is not None
     assert table.rows[1] == ("B", "2.50", "–")
-    assert table.caption.endswith("Nowhere do all methods have ARI.")
+    assert table.caption.endswith("At no seed and point do all methods have ARI.")
     del ranks["ari"]
     study.report.names = ["accuracy_mean"]
     assert "Nowhere" not in rank_table(results).caption  # type: ignore[union-attr]

@@ -196,7 +196,7 @@ def test_a_dead_node_is_told_and_the_same_command_goes_on(tmp_path: Path) -> Non
     assert first.returncode == 1, (out, err)
     told = [line for line in err.splitlines() if line.startswith("error: ")]
     assert told == [
-        "error: this node's Ray has ended; complete rounds are kept, and the same command goes on with them"
+        "error: this node's Ray has ended; complete rounds are kept; run the same command again to continue"
     ]
     assert "Raylet is terminated" not in out + err
     again = subprocess.run([*command, "--inline"], cwd=tmp_path, capture_output=True, text=True, timeout=280)

@@ -395,7 +395,7 @@ REFUSED = {
     "a buffer as a bias": (
         "conv norm last",
         lambda m, x: m.last(F.conv2d(x, m.conv.weight, m.norm.running_mean).mean((2, 3))),
-        "the bias of a Conv2d is none of its parameters",
+        "the bias of a Conv2d is not one of its parameters",
     ),
     "bits": ("conv last", lambda m, x: mean_of(m, x.view(torch.int32)), "the shape"),
     "a parameter of no layer": (

@@ -70,7 +70,7 @@ class HuggingFace(Dataset):
     channels: Literal[1, 3] | None = Field(
         None, description="of images. 1: grey, 3: colours; default: colours if any image has colours"
     )
-    layout: Layout = Field("auto", description="axes of arrays with colours; auto: the channels are 1 or 3")
+    layout: Layout = Field("auto", description="axes of arrays with colours; auto: the axis of length 1 or 3")
     seed: int = Field(0, description="seed of the draw of the test samples")
 
     @model_validator(mode="before")
@@ -191,7 +191,8 @@ class HuggingFace(Dataset):
         for kind in ("image", "array"):
             names = [name for name in kinds if kinds[name] == kind and name not in self.exclude]
             if len(names) > 1:
-                raise ConfigError("data.input", f"{self.path} has the columns {', '.join(names)}", "name one")
+                what = f"{self.path} has several columns of {kind}s: {', '.join(names)}"
+                raise ConfigError("data.input", what, "name the one that holds the inputs")
             if names:
                 return kind, names[0]
         for name, kind in kinds.items():

@@ -38,7 +38,9 @@ class ImageFolder(Dataset):
 
     name: Literal["image_folder"] = "image_folder"
     root: Path = Field(description="the folder")
-    folders: Folders = Field("class", description="what the folders are: classes, or clients that have them")
+    folders: Folders = Field(
+        "class", description="what a folder stands for: a class, or a client with a folder for each class"
+    )
     test_fraction: float | None = Field(
         None, gt=0, lt=1, description="fraction of each class for tests, if there is no folder test"
     )

@@ -32,7 +32,7 @@ class Npz(ImageDataset):
 
     name: Literal["npz"] = "npz"
     path: Path = Field(description="the .npz file")
-    layout: Layout = Field("auto", description="axes of colour images; auto: the channels are 1 or 3")
+    layout: Layout = Field("auto", description="axes of colour images; auto: the axis of length 1 or 3")
     tokens: bool = Field(
         False, description="x holds texts: tokens, integers from 0 of shape (n, L), 0 for padding"
     )

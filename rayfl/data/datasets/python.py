@@ -47,7 +47,7 @@ class FromPython(ImageDataset):
     classes: int | None = Field(
         None, ge=2, description="number of classes; by default one more than the largest label"
     )
-    layout: Layout = Field("auto", description="axes of colour images; auto: the channels are 1 or 3")
+    layout: Layout = Field("auto", description="axes of colour images; auto: the axis of length 1 or 3")
     tokens: bool = Field(
         False, description="x holds texts: tokens, integers from 0 of shape (n, L), 0 for padding"
     )

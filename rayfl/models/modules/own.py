@@ -42,7 +42,7 @@ def check_tensors(module: nn.Module, again: nn.Module) -> None:
         raise ConfigError(_WHERE, "the network has no parameters")
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
-            remedy = "every parameter is trained; register a tensor that is not as a buffer"
+            remedy = "every parameter is trained; register tensors that are not trained as buffers"
             raise ConfigError(_WHERE, f"{name} has requires_grad=False", remedy)
     state, other_state = module.state_dict(), again.state_dict()
     for name, tensor in state.items():

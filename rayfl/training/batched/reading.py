@@ -302,7 +302,7 @@ class _Notes(TorchFunctionMode):
                 if name not in self._spec.names or role.startswith("running") == isinstance(
                     tensor, nn.Parameter
                 ):
-                    raise Unsupported(f"the {role} of a {type(layer).__name__} is none of its parameters")
+                    raise Unsupported(f"the {role} of a {type(layer).__name__} is not one of its parameters")
                 names[role] = name
         leaf = Leaf(layer, names)
         self._leaves.append(leaf)

@@ -450,6 +450,6 @@ def _rehearse(module: nn.Module, spec: ModelSpec) -> tuple[int, list[dropout.Dra
             raise Unsupported("it draws random numbers")
     for name, value in rest.items():
         if values[name] is not value:
-            raise Unsupported(f"it replaces {name}, which is no part of the model")
+            raise Unsupported(f"it replaces {name}, which is not part of the model")
     del output
     return sum(sizes.values()) // 2, draws

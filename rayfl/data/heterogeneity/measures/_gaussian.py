@@ -83,6 +83,6 @@ class GaussianMeasure(Measure):
         if not np.isfinite(gaussian.log_determinant):
             raise DataError(
                 f"measure {self.name}: the covariance of {len(z)} samples in {len(covariance)} dimensions "
-                "cannot be inverted; a ridge above 0 makes it so"
+                "cannot be inverted; set ridge above 0"
             )
         return gaussian
