@@ -31,7 +31,7 @@ class FedAvg(Algorithm):
 
     Shown by:
         - experiments/cfl/README.md: 33 % with permuted labels
-        - experiments/mt_hfl/digits.yaml: the worst 10 % of the clients
+        - experiments/mt_hfl/digits.yaml: the mean accuracy with three tasks
     """
 
     name: Literal["fedavg"] = "fedavg"

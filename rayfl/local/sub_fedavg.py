@@ -120,9 +120,13 @@ class SubFedAvg(LocalObjective):
             raise ConfigError(
                 "partition.validation", what, "set a share such as 0.1, or local.accuracy=0 to prune anyway"
             )
-        if training.epochs == 1 and self.distance:
-            what = "with one epoch Sub-FedAvg's two candidate masks are equal, so nothing is ever pruned"
-            raise ConfigError("training.epochs", what, "use at least 2, or set local.distance=0")
+        distances = {"distance": ("weights", self.distance)}
+        if self.pruning == "hybrid":
+            distances["channel_distance"] = ("channels", self.channel_distance)
+        for setting, (kind, distance) in distances.items():
+            if training.epochs == 1 and distance:
+                what = f"with one epoch Sub-FedAvg's two candidate masks are equal: no {kind} are ever pruned"
+                raise ConfigError("training.epochs", what, f"use at least 2, or set local.{setting}=0")
 
     def work(self, work: LocalWork) -> LocalWork:
         """The models after the first epoch are kept."""

@@ -284,7 +284,7 @@ def test_statistics_of_a_pruned_channel_reach_nobody():
     [
         ({"model": "mlp", "local": {"pruning": "hybrid"}}, "local.pruning", "BatchNorm"),
         ({"partition": {"validation": 0.0}}, "partition.validation", "no validation data"),
-        ({"training": {"epochs": 1}}, "training.epochs", "nothing is ever pruned"),
+        ({"training": {"epochs": 1}}, "training.epochs", "no weights are ever pruned; .*local.distance=0"),
     ],
 )
 def test_refused(settings: dict[str, Any], where: str, what: str):
@@ -293,6 +293,14 @@ def test_refused(settings: dict[str, Any], where: str, what: str):
         build(config)
     assert str(caught.value).startswith(where + ":")
     assert "\n" not in str(caught.value)
+
+
+def test_channels_that_one_epoch_would_never_prune_are_refused():
+    training, hybrid = Training(epochs=1), SubFedAvg(pruning="hybrid", distance=0)
+    with pytest.raises(ConfigError, match=r"no channels are ever pruned; .*local\.channel_distance=0"):
+        hybrid.check(LENET, training, 0.2)
+    hybrid.model_copy(update={"channel_distance": 0.0}).check(LENET, training, 0.2)
+    hybrid.model_copy(update={"pruning": "unstructured"}).check(LENET, training, 0.2)
 
 
 def test_prunes_without_validation_data_where_no_accuracy_is_asked_for():
