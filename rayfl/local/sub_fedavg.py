@@ -123,8 +123,8 @@ class SubFedAvg(LocalObjective):
         distances = {"distance": ("weights", self.distance)}
         if self.pruning == "hybrid":
             distances["channel_distance"] = ("channels", self.channel_distance)
-        for setting, (kind, distance) in distances.items():
-            if training.epochs == 1 and distance:
+        for setting, (kind, least) in distances.items():
+            if training.epochs == 1 and least:
                 what = f"with one epoch Sub-FedAvg's two candidate masks are equal: no {kind} are ever pruned"
                 raise ConfigError("training.epochs", what, f"use at least 2, or set local.{setting}=0")
 
