@@ -831,9 +831,8 @@ def _layered(settings: Mapping[str, Any], added: Mapping[str, Any]) -> Settings:
             replaced = [part, f"{part}.name"] if former in (None, value) else [part, *inner]
         else:
             replaced = [path, *inner]
-        excluded = EXCLUDED.get(path, "")
-        if value is not None and excluded not in new:
-            replaced.append(excluded)
+        if value is not None:
+            replaced.append(EXCLUDED.get(path, ""))
         for each in replaced:
             kept.pop(each, None)
     return {**kept, **new}

@@ -328,6 +328,70 @@ def test_settings_of_a_size_replace_those_of_the_study(tmp_path: Path) -> None:
     assert (config.clustering.threshold, config.clustering.n_clusters) == (None, 2)
 
 
+@pytest.mark.parametrize(
+    ("settings", "of_size", "expected"),
+    [
+        (
+            {"clustering.threshold": 3},
+            {"clustering.n_clusters": None},
+            {"clustering.threshold": 3, "clustering.n_clusters": None},
+        ),
+        (
+            {"clustering.threshold": 3},
+            {"clustering.n_clusters": 2, "clustering.threshold": None},
+            {"clustering.n_clusters": 2, "clustering.threshold": None},
+        ),
+        (
+            {"partition": "iid", "partition.clients": 8},
+            {"partition": "iid"},
+            {"partition.clients": 8, "partition": "iid"},
+        ),
+        (
+            {"partition.name": "iid", "partition.clients": 8},
+            {"partition": "iid"},
+            {"partition.clients": 8, "partition": "iid"},
+        ),
+        (
+            {"partition.clients": 8, "training.lr": 1},
+            {"partition.name": "iid"},
+            {"partition.clients": 8, "training.lr": 1, "partition.name": "iid"},
+        ),
+        (
+            {"partition": "dirichlet", "partition.clients": 8},
+            {"partition.name": "iid"},
+            {"partition.name": "iid"},
+        ),
+    ],
+)
+def test_what_a_size_keeps_of_the_settings(
+    settings: dict[str, Any], of_size: dict[str, Any], expected: dict[str, Any], tmp_path: Path
+) -> None:
+    study = {**SEVERAL, "settings": settings, "sizes": {"x": {"settings": of_size}}}
+    assert take(study, tmp_path, "x").settings == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("partition=iid", {"algorithm": "fedavg", "training": {"lr": 1}}),
+        ("training.lr=3", {"algorithm": "fedavg"}),
+        ("training={epochs: 3}", {"algorithm": "fedavg"}),
+        ("training.epochs=3", {"algorithm": "fedavg", "training": {"lr": 1}}),
+        ("local.mu=1", {"algorithm": "fedavg", "training": {"lr": 1}}),
+    ],
+)
+def test_an_override_leaves_out_what_methods_say_of_it_and_nothing_else(
+    override: str, expected: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of methods that are not run, too: the clients' data are those of all methods."""
+    methods = {label: {"algorithm": "fedavg", "training": {"lr": 1}} for label in "AB"}
+    methods |= {"C": {"algorithm": "fedavg", "training.lr": 1}}
+    study = {**SEVERAL, "settings": {}, "methods": methods}
+    taken = take(study, tmp_path, only=["A"], settings=[override]).all_methods
+    assert taken["A"] == taken["B"] == expected
+    assert taken["C"] == {"algorithm": "fedavg", **({"training.lr": 1} if "training" in expected else {})}
+
+
 @pytest.mark.parametrize("seeds", [0, "0", [0]])
 def test_a_part_of_the_seeds_is_a_part_of_the_study(seeds: Any, tmp_path: Path) -> None:
     study = take(SEVERAL | {"seeds": "0-2"}, tmp_path, seeds=seeds)
