@@ -377,6 +377,7 @@ CLIENT_COLUMNS = (
     ("test_samples", "test samples", "number:0"),
     ("group", "planted group", "text"),
     ("cluster", "cluster", "text"),
+    ("rounds_trained", "rounds trained", "number:0"),
     ("accuracy_last", "accuracy, last", "percent:1"),
     ("accuracy_best", "best", "percent:1"),
     ("best_round", "best round", "number:0"),

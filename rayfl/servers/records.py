@@ -90,6 +90,12 @@ class Records:
         self._columns = protocols.columns(on, ("served", "local") if local else ("served",), loss)
         self.arrived: NDArray[np.bool_] = federation.sizes > 0
         """Which clients have been present so far ``(N,)``."""
+        self.rounds_trained: NDArray[np.int32] | None = np.zeros(federation.clients, np.int32)
+        """In how many rounds each client has trained ``(N,)``; None if an older checkpoint did not say.
+        Changed in place: a round must not cost time for each client.
+        """
+        self._counted: list[NDArray[np.int64]] = []
+        """Who has trained since the last snapshot."""
         self._reset_tests()
         self._finetuned: NDArray[np.float64] | None = None
         self._client_facts: dict[str, NDArray[np.float64]] = {}
@@ -152,6 +158,7 @@ class Records:
 
     def snapshot(self) -> Snapshot:
         """The current state, for :meth:`rollback` if the next round is not completed."""
+        self._counted.clear()
         return Snapshot(
             federation=self.federation,
             arrived=self.arrived,
@@ -170,6 +177,10 @@ class Records:
     def rollback(self, before: Snapshot) -> None:
         """Discard what an incomplete round has recorded."""
         self.federation, self.arrived, self.best_last = before.federation, before.arrived, before.best_last
+        if self.rounds_trained is not None:
+            for who in self._counted:
+                self.rounds_trained[who] -= 1
+        self._counted.clear()
         self.local, self.last_on, self.measured = before.local, before.last_on, before.measured
         self.perplexity, self.ledger = before.perplexity, before.ledger
         self._tables, last = dict(before.tables), -1 if before.last is None else before.last
@@ -271,9 +282,12 @@ class Records:
         return all_metrics
 
     def trained(self, round: int, who: NDArray[np.int64], scores: Scores) -> None:
-        """Record the tests of the models that clients ``who`` ``(n,)`` trained in a round, before
+        """Record that clients ``who`` ``(n,)`` trained in a round, and the tests of their models before
         averaging.
         """
+        if self.rounds_trained is not None:
+            self.rounds_trained[who] += 1
+            self._counted.append(who)
         if self.local is not None:
             self.local = self.local.update(round, who, scores)
 
@@ -541,6 +555,7 @@ class Records:
             # One NaN that all clients share
             "group": np.broadcast_to(np.nan, clients) if groups is None else groups,
             "cluster": self._labels(state),
+            **({} if self.rounds_trained is None else {"rounds_trained": self.rounds_trained}),
             "accuracy_last": self.best_last.last,
             "accuracy_best": self.best_last.best,
             "best_round": self.best_last.best_round,
@@ -675,6 +690,7 @@ class Records:
             **{f"last.{on}": last for on, last in self.last_on.items()},
             **{f"measured.{name}": last for name, last in self.measured.items()},
             **({} if self.local is None else self.local.arrays()),
+            **({} if self.rounds_trained is None else {"rounds_trained": self.rounds_trained.copy()}),
         }
         tables = {
             "rounds": [row for row in self.rounds if row["round"] < state.round],
@@ -690,6 +706,8 @@ class Records:
         self.best_last = BestLast(arrays["last"], arrays["best"], arrays["best_round"])
         self.perplexity = np.array(arrays.get("perplexity", self.perplexity), np.float64)
         # Checkpoints of older versions do not have these.
+        counts = arrays.get("rounds_trained")
+        self.rounds_trained = None if counts is None else counts.copy()
         self.last_on = {on: arrays.get(f"last.{on}", last) for on, last in self.last_on.items()}
         self.measured = {name: arrays.get(f"measured.{name}", last) for name, last in self.measured.items()}
         if self.local is not None:

@@ -326,7 +326,7 @@ def test_a_target_that_is_no_function_is_refused_before_anything_starts(mine: Ca
         (f"{path}:loda", "data.target: "),
         (f"{path}:Z", "is an int; expected a function or a class"),
         ("no_such_module_here:load", "data.target: no module named 'no_such_module_here'"),
-        ("justaname", "expected module:name or path/to/file.py:name"),
+        ("justaname", "give module:name or path/to/file.py:name"),
     ):
         config = rayfl.load({"data": {"name": "python", "target": target}})
         with pytest.raises(ConfigError) as caught:

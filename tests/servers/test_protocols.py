@@ -158,6 +158,23 @@ def test_clients_that_failed_have_none(run: Run, monkeypatch: pytest.MonkeyPatch
     assert np.isnan(never.clients["local_accuracy_last"][2])
     assert never.summary["local_clients"] == 7
     assert once.clients["local_round"].tolist() == [2, 2, 1, *[2] * 5]
+    assert never.clients["rounds_trained"].tolist() == [1, 1, 0, *[1] * 5]
+    assert once.clients["rounds_trained"].tolist() == [3, 3, 1, *[3] * 5]
+
+
+def test_rounds_in_which_each_client_trained_are_counted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, trained = LoopEngine.train, list[int]()
+
+    def train(self: LoopEngine, work: Any, round: int, ids: Any, *others: Any) -> Any:
+        trained.extend(map(int, ids))
+        return original(self, work, round, ids, *others)
+
+    monkeypatch.setattr(LoopEngine, "train", train)
+    result = run("rounds=5", name="counted", training={**SMALL["training"], "participation": 0.4}).result
+    counts = result.clients["rounds_trained"]
+    assert counts.tolist() == np.bincount(trained, minlength=len(counts)).tolist()
+    assert counts.sum() == result.rounds["clients"].sum()
+    assert counts.nunique() > 1
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "per_fedavg"])

@@ -103,3 +103,20 @@ def test_rounds_without_a_test_have_no_groups(settings: dict[str, Any]) -> None:
     found = rayfl.run({**settings, "rounds": 4, "evaluation": {"every": 3}})
     assert sorted(found.groups["round"].unique()) == [2, 3]
     assert pd.isna(found.rounds["distinct_test_samples"][0])
+
+
+def test_a_checkpoint_that_does_not_say_how_often_clients_trained_leaves_that_out(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of rayfl 0.1."""
+    original = records.Records.save
+
+    def save(self: records.Records, state: Any) -> Any:
+        arrays, tables = original(self, state)
+        return {name: each for name, each in arrays.items() if name != "rounds_trained"}, tables
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records.Records, "save", save)
+        begun = rayfl.run({**settings, "rounds": 1})
+    assert (begun.clients["rounds_trained"] == 1).all()
+    assert "rounds_trained" not in rayfl.resume(begun.path, ["rounds=2"]).clients
