@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 
 import rayfl
 from rayfl.config import load
+from rayfl.errors import Interrupted
 from rayfl.servers import records
 from rayfl.servers.building import build
+from rayfl.servers.driver import Driver
 
 PARTS = ["group_var_within", "group_var_between"]
 
@@ -103,6 +106,26 @@ def test_rounds_without_a_test_have_no_groups(settings: dict[str, Any]) -> None:
     found = rayfl.run({**settings, "rounds": 4, "evaluation": {"every": 3}})
     assert sorted(found.groups["round"].unique()) == [2, 3]
     assert pd.isna(found.rounds["distinct_test_samples"][0])
+
+
+def test_a_round_that_was_not_completed_does_not_count(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped after training, while clients are tested."""
+    original = Driver._evaluate
+
+    def evaluate(self: Driver, state: Any, this_round: Any) -> Any:
+        if state.round == 2:
+            raise Interrupted("stopped")
+        return original(self, state, this_round)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Driver, "_evaluate", evaluate)
+        with pytest.raises(Interrupted):
+            rayfl.run({**settings, "name": "stopped"})
+    (path,) = Path(settings["output"]["root"]).glob("stopped-*")
+    assert (rayfl.Result(path).clients["rounds_trained"] == 1).all()
+    assert (rayfl.resume(path).clients["rounds_trained"] == 3).all()
 
 
 def test_a_checkpoint_that_does_not_say_how_often_clients_trained_leaves_that_out(
