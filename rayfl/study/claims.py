@@ -133,7 +133,7 @@ def overall(verdicts: Iterable[Verdict]) -> Verdict:
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?")
 _COLUMN = re.compile(r"\.([A-Za-z_][A-Za-z0-9_.]*)")
 _AFTER_LABEL = re.compile(r"\[|\.[A-Za-z_]")
-_COMPARISON = re.compile(r">=|<=|>|<|~")
+_COMPARISON = re.compile(r"(?:>=|<=|>|<|~)(?!\s*[<>=~])")
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 _TOLERANCE = re.compile(r"\+-|\+/-|±")
 

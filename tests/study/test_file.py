@@ -584,6 +584,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(claims=["PACLF.accuracy_mean > 3"]), "no method 'PACLF'; did you mean 'PACFL'?"),
     (changed(claims=["PACFL.accuracy > 3"]), "no run has a number named 'accuracy'"),
     (changed(claims=["PACFL.accuracy_mean ~ 3"]), "~ takes a tolerance"),
+    (changed(claims=["PACFL.accuracy_mean >> 3"]), "'>> 3' is not a comparison; one of > < >= <= ~"),
+    (changed(claims=["PACFL.accuracy_mean > = 3"]), "'> = 3' is not a comparison; one of > < >= <= ~"),
     (changed(claims=["PACFL.accuracy_mean > 3 4"]), "'4' is unexpected"),
     (changed(claims=["PACFL.accuracy_mean - > 3"]), "no method '> 3'"),
     (changed(claims=["3 > 2"]), "it names no method"),
