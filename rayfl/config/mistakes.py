@@ -84,7 +84,7 @@ def _part_remedy(dotted: str, name: str, place: _Place) -> str:
     for choice, part in place.choices.items():
         if ":" in name and "target" in part.model_fields:
             section = dotted.removesuffix(".name")
-            return f"your own class or function is {section}={choice} {section}.target={name}"
+            return f"for your own class or function give {section}={choice} {section}.target={name}"
     return nearest(name, place.choices)
 
 

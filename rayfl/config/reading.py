@@ -278,7 +278,7 @@ def refuse_replaced(overrides: Iterable[str]) -> None:
 def _refuse_replaced(earlier: Sequence[tuple[str, Any]], path: str, value: Any) -> None:
     """Refuse settings before an override that replaces their section, part or list.
 
-    Allowed are settings that the override names itself, and those of a part that keeps its name.
+    Allowed are settings that the override names itself, and those of a part that it only names again.
 
     Raises:
         ConfigError
@@ -286,7 +286,8 @@ def _refuse_replaced(earlier: Sequence[tuple[str, Any]], path: str, value: Any) 
     section = path.removesuffix(".name")
     names = [_name(each) for earlier_path, each in earlier if earlier_path.removesuffix(".name") == section]
     name = next((each for each in reversed(names) if each is not None), None)
-    later = {setting.removeprefix(f"{section}.") for setting in _settings_in(section, value)}
+    replaced = _settings_in(section, value)
+    later = {setting.removeprefix(f"{section}.").removesuffix(".name") for setting in replaced}
     if isinstance(value, Mapping):
         given, what, remedy = "{...}", "section", "give it inside the braces, or after them"
         if name is not None and "name" not in later:
@@ -294,15 +295,15 @@ def _refuse_replaced(earlier: Sequence[tuple[str, Any]], path: str, value: Any) 
             raise ConfigError(f"{section}={name}", effect, "give the name inside the braces")
     elif isinstance(value, list):
         given, what, remedy = "[...]", "list", "give it inside the brackets, or after them"
-    elif isinstance(value, str) and names and name != value:
+    elif isinstance(value, str) and names and name != value and not (name is None and path != section):
         given, what, remedy = value, "part", "give it together with that name"
     else:
         return
     for earlier_path, earlier_value in earlier:
         for setting in _settings_in(earlier_path.removesuffix(".name"), earlier_value):
-            inner = setting.removeprefix(f"{section}.")
+            inner = setting.removeprefix(f"{section}.").removesuffix(".name")
             given_again = inner in later or any(each.startswith(f"{inner}.") for each in later)
-            if inner not in (setting, "name") and not given_again:
+            if setting.startswith(f"{section}.") and inner != "name" and not given_again:
                 effect = f"has no effect, since {path}={given} comes later and replaces the {what}"
                 raise ConfigError(setting, effect, remedy)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 TASK: Any = Field(
     "numbers",
     description="numbers: classify images and features; texts: classify texts, which are tokens (int64, "
-    "(batch, L)); words: predict the next word after each word, logits (batch, words, L)",
+    "(batch, L)); words: predict the next word after each word, logits (batch, vocabulary, L)",
 )
 """The setting of networks that may also take texts."""
 

@@ -133,7 +133,7 @@ def overall(verdicts: Iterable[Verdict]) -> Verdict:
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?")
 _COLUMN = re.compile(r"\.([A-Za-z_][A-Za-z0-9_.]*)")
 _AFTER_LABEL = re.compile(r"\[|\.[A-Za-z_]")
-_COMPARISON = re.compile(r"(?:>=|<=|>|<|~)(?!\s*[<>=~])")
+_COMPARISON = re.compile(r">=|<=|>|<|~")
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 _TOLERANCE = re.compile(r"\+-|\+/-|±")
 
@@ -323,9 +323,13 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
     """
     reader = _Reader(" ".join(text.split()), list(labels), axes)
     left, constant = reader.sum()
+    start = reader.position
     comparison = reader.take(_COMPARISON)
+    rest = reader.text[reader.position :].lstrip()
+    if rest[:1] in tuple("<>=~") and not any(rest.startswith(label) for label in reader.labels):
+        comparison, reader.position = None, start  # such as >>
     if comparison is None:
-        rest = reader.text[reader.position :]
+        rest = reader.text[reader.position :].lstrip()
         if rest.startswith("*"):
             remedy = "columns are multiplied by numbers only, which stand first: 2 * A.accuracy_mean"
             raise reader.fail(f"{rest!r} is unexpected", remedy)

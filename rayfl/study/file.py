@@ -803,11 +803,6 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
         content["only"] = chosen.only
     content["settings"] = _layered(study.settings, chosen.settings)
     content["grid"] = {**study.grid, **chosen.grid}
-    for axis, points in content["grid"].items():
-        for path in paths_of(chosen.settings):
-            if all(path in paths_of(at) for at in points_of(axis, points).values()):
-                where, remedy = f"sizes.{size}.settings.{path}", f"change it in sizes.{size}.grid"
-                raise ConfigError(where, f"has no effect, since it is set by the axis {axis}", remedy)
     for name in ("seeds", "claims", "expected"):
         value = getattr(chosen, name)
         if value is not None:
@@ -815,6 +810,11 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
     if chosen.tune is not None:
         content["tune"] = chosen.tune or None
     sized = _validated(content)
+    for axis, points in sized.axes.items():
+        for path in paths_of(chosen.settings):
+            if all(path in paths_of(at) for at in points.values()):
+                where, remedy = f"sizes.{size}.settings.{path}", f"change it in sizes.{size}.grid"
+                raise ConfigError(where, f"has no effect, since it is set by the axis {axis}", remedy)
     if chosen.expected:
         _check_figures(sized)
     return sized
@@ -828,7 +828,8 @@ def _layered(settings: Mapping[str, Any], added: Mapping[str, Any]) -> Settings:
         inner = [each for each in kept if each.startswith(f"{part}.")]
         if isinstance(value, str) and (part != path or inner):  # it names a part
             former = kept.get(part, kept.get(f"{part}.name"))
-            replaced = [part, f"{part}.name"] if former in (None, value) else [part, *inner]
+            same = former in (None, value) or (former == {} and part != path)
+            replaced = [part, f"{part}.name"] if same else [part, *inner]
         else:
             replaced = [path, *inner]
         if value is not None:

@@ -225,7 +225,8 @@ def check_parallel(inline: bool, jobs: int | None) -> None:
 
 
 def check_folder(folder: Path, study: StudyFile) -> None:
-    """Refuse a folder of results in which the copy of the study file would replace the file itself.
+    """Refuse a folder of results in which the copy of the study file would replace another file: its source.
+    A copy may be run where it is.
 
     Raises:
         ConfigError
@@ -233,7 +234,8 @@ def check_folder(folder: Path, study: StudyFile) -> None:
     if study.source is None:
         return
     with suppress(OSError):
-        if os.path.samefile(folder / COPY, study.source):
+        is_copy = study.source.read_text(encoding="utf-8") == dump(study.content())
+        if os.path.samefile(folder / COPY, study.source) and not is_copy:
             remedy = f"give another folder, or another name to {study.source}"
             raise ConfigError(str(folder), f"the results' {COPY} would replace the study file", remedy)
 

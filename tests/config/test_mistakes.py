@@ -94,12 +94,12 @@ def test_several_parts_may_have_the_setting():
         ("data=mnits", "data: no data named 'mnits'; did you mean 'mnist'?"),
         (
             "model=my_net:Net",
-            "model: no model named 'my_net:Net'; your own class or function is model=module "
+            "model: no model named 'my_net:Net'; for your own class or function give model=module "
             "model.target=my_net:Net",
         ),
         (
             "data={name: 'd.py:read'}",
-            "data: no data named 'd.py:read'; your own class or function is data=python "
+            "data: no data named 'd.py:read'; for your own class or function give data=python "
             "data.target=d.py:read",
         ),
         ("model=resnet", "model: no model named 'resnet'; did you mean 'resnet9'?"),

@@ -318,6 +318,14 @@ def test_a_section_may_be_given_again_whole() -> None:
     clusters = ["algorithm={name: ifca, clusters: 2}", "algorithm={name: ifca, clusters: 3}"]
     assert load("digits-demo", clusters).algorithm.clusters == 3  # type: ignore[attr-defined]
     assert load("digits-demo", [clusters[0], "algorithm=ifca"]).algorithm.clusters == 2  # type: ignore[attr-defined]
+    named = load("digits-demo", ["partition={clients: 7}", "partition.name=iid"]).partition
+    assert (named.name, named.clients) == ("iid", 7)
+    short = [
+        "algorithm=pacfl",
+        "clustering={signature: {name: subspace}}",
+        "clustering={signature: subspace}",
+    ]
+    assert load("digits-demo", short).clustering.signature.name == "subspace"
 
 
 @pytest.mark.parametrize("first", ["partition=iid", "partition={name: iid}", "partition={}"])

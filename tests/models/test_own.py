@@ -153,6 +153,30 @@ def test_probabilities_in_place_of_logits_are_noticed() -> None:
     assert remarks(spec_of(own("Net"))) == []
 
 
+class Picky(Flat):
+    """Refuses what it is not promised."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.fault == "tokens":
+            return functional.one_hot(x, 5).float().mean(1)
+        if self.fault == "always":
+            raise ValueError("not today")
+        assert 0 <= x.min() <= x.max() <= 1
+        return torch.softmax(self.fc(x.flatten(1)), 1)
+
+
+def test_a_network_is_not_refused_by_a_remark() -> None:
+    assert len(remarks(spec_of(own("Picky")))) == 1
+    texts = own("Picky", kwargs={"fault": "tokens"}, task="texts")
+    assert len(remarks(ModelSpec.of(texts, (7,), 5, 0))) == 1
+    assert remarks(ModelSpec.of(own("Picky", kwargs={"fault": "always"}), IMAGE, 5, 0)) == []
+
+
+def test_a_loss_of_ones_own_may_take_probabilities() -> None:
+    loss = type("Nll", (type(LOSSES["cross_entropy"]()),), {"__module__": "elsewhere"})()
+    assert remarks(replace(spec_of(own("Picky")), loss=loss)) == []
+
+
 def test_layers_may_be_given() -> None:
     first = ["stem", "norm", "scale"]
     assert list(spec_of(own("Net", layers={"one": first, "two": ["body", "head"]})).layers) == ["one", "two"]

@@ -238,6 +238,27 @@ def test_an_archive_that_has_all_runs_need_not_be_writable(
         run(tmp_path, tmp_path / "archive", seeds=[0, 1])
 
 
+def test_an_archive_that_has_all_runs_of_a_tuned_study_need_not_be_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has only the runs that choose is refused before the others begin."""
+    tuned = {"tune": {"training.lr": [0.05, 0.1], "seeds": [7]}, "claims": []}
+    study, began = run(tmp_path / "a", tmp_path / "archive", **tuned)
+    assert study.results.finished == 2
+    assert len(began) == 4 + 2
+    access = os.access  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "archive" and access(path, mode))
+    again, began = run(tmp_path / "b", tmp_path / "archive", **tuned)
+    assert (again.results.finished, began) == (2, [])
+    for each in prepare(study.results.study).runs, study.results.runs:
+        for planned in each:
+            for file in (tmp_path / "archive").glob(f"*{planned.key}.zip"):
+                file.unlink()
+    with pytest.raises(ConfigError, match="archive: cannot be written to"):
+        run(tmp_path / "c", tmp_path / "archive", **tuned)
+    assert len(list((tmp_path / "c/runs").iterdir())) == 4  # nothing of the study's own runs
+
+
 def test_a_run_out_of_an_archive_has_no_models(first: Any, tmp_path: Path) -> None:
     study, _ = run(tmp_path, first[1] / "archive")
     with pytest.raises(RayflError, match="has no checkpoint, and so no models, like runs from an archive"):

@@ -19,7 +19,7 @@ from rayfl.errors import RayflError
 from rayfl.study import prepare, read, take
 from rayfl.study.file import points_of, seeds_of
 from rayfl.study.plan import plan
-from rayfl.study.study import folder_of
+from rayfl.study.study import check_folder, folder_of
 
 GOOD = """
 name: who-profits
@@ -259,6 +259,21 @@ def test_the_copy_of_a_part_is_that_part(tmp_path: Path) -> None:
     assert again.columns == study.columns
     assert again.part == ("one", "FedAvg", "PACFL", "seeds5", "training.epochs=1")
     assert take(again.content(), tmp_path, seeds="6").part == (*again.part, "seeds6")
+
+
+def test_the_copy_may_be_run_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.yaml").write_text(dump(changed(sizes={"x": {"settings": {"rounds": 1}}})))
+    for study in (read("s.yaml"), read("s.yaml", "x", only=["FedAvg"])):
+        folder_of(study).mkdir(parents=True)
+        (copied := folder_of(study) / "study.yaml").write_text(dump(study.content()))
+        again = read(copied)
+        assert folder_of(again) == folder_of(study)
+        check_folder(folder_of(again), again)
+        assert dump(again.content()) == copied.read_text()
+        copied.write_text(copied.read_text() + "# mine\n")
+        with pytest.raises(RayflError, match=r"study\.yaml would replace the study file"):
+            check_folder(folder_of(again), read(copied))
 
 
 def test_numbers_of_numpy_may_be_in_a_study(tmp_path: Path) -> None:
@@ -746,6 +761,10 @@ def test_a_bad_study_is_refused_in_a_line(values: dict[str, Any], text: str, tmp
         (
             {"size": "slow", "sizes": {"slow": {"settings": {"training": {"lr": 0.01}}}}},
             "sizes.slow.settings.training.lr: has no effect, since it is set by the axis training.lr",
+        ),
+        (
+            {"size": "x", "sizes": {"x": {"settings": {"rounds": 1}, "grid": {"training.lr": 0.1}}}},
+            "grid.training.lr: expected a list of values",
         ),
         ({"settings": ["rounds=2026-02-30"]}, "rounds: '2026-02-30' is not a YAML value"),
     ],
