@@ -136,7 +136,7 @@ class Transformer(nn.Module):
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Words ``(B, L)`` to logits ``(B, words, L)``."""
+        """Words ``(B, L)`` to logits ``(B, vocabulary, L)``."""
         inner = self.layers(self.embedding(words) + self.position, mask=self.mask, is_causal=True)
         logits: Tensor = self.last(inner)
         return logits.transpose(1, 2)

@@ -44,6 +44,6 @@ class WordLogits(nn.Module):
         self.network = network
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits ``(B, words, L)`` of the word after each word of texts ``(B, L)``."""
+        """Logits ``(B, vocabulary, L)`` of the word after each word of texts ``(B, L)``."""
         logits: Tensor = self.network(input_ids=tokens, use_cache=False).logits
         return logits.transpose(1, 2)
