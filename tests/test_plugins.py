@@ -275,9 +275,9 @@ def test_plugins_is_a_list_of_names(folder, value):
 
 
 TARGETS = {
-    "own_u": "nothing",
-    "own_u:": "nothing",
-    ":thing": "nothing",
+    "own_u": "is not a target",
+    "own_u:": "is not a target",
+    ":thing": "is not a target",
     "own_u:Thinf": "has no 'Thinf'; did you mean 'Thing'",
     "own_u:thing.deeper": "has no 'thing.deeper'",
     "own_v:thing": "no module named 'own_v'",

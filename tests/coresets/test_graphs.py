@@ -184,7 +184,7 @@ def bad(matrix, **settings):
             "two vertex numbers per line",
         ),
         (lambda: walks.walk_vectors(Graph(path(3)), 0, 1), "power: got 0"),
-        (lambda: graphs.random_graph(1, 2.0, 0), "random graph: 1 vertices"),
+        (lambda: graphs.random_graph(1, 2.0, 0), "random graph: n = 1, degree 2"),
         (lambda: graphs.random_graph(10, 12.0, 0), "random graph: n = 10, degree 12"),
         (lambda: graphs.preferential_tree(1, 0), "preferential tree: 1 vertices"),
     ],

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from rayfl.clustering.cluster import cluster_signatures
 from rayfl.clustering.config import Clustering
-from rayfl.data import DATASETS, PARTITIONS, Partition, Samples, build_federation
+from rayfl.data import DATASETS, PARTITIONS, Assignment, Partition, Samples, build_federation
 from rayfl.data.heterogeneity.base import matrix
 from rayfl.data.heterogeneity.super_clusters import class_angles, class_super_clusters, largest_gap
 from rayfl.data.partitions._super_clusters import share_clients
@@ -181,10 +181,15 @@ def test_shared_clients_by_hand() -> None:
 def test_seeds_decide_the_draws_and_not_the_super_clusters(seed: int) -> None:
     samples = planted(each=20)
     partition = make("sc_niid", clients=5, p=1)
-    first, again, other = (partition.assign(samples, s) for s in (seed, seed, seed + 1))
-    assert all(np.array_equal(a, b) for a, b in zip(first.clients, again.clients, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(first.clients, other.clients, strict=True))
-    np.testing.assert_array_equal(first.groups, other.groups)  # type: ignore[arg-type]
+    first, again, *others = (partition.assign(samples, s) for s in (seed, seed, *range(seed + 1, seed + 6)))
+    assert equal(first, again)
+    assert not all(equal(first, other) for other in others)  # two seeds may draw the same
+    for other in others:
+        np.testing.assert_array_equal(first.groups, other.groups)  # type: ignore[arg-type]
+
+
+def equal(one: Assignment, other: Assignment) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one.clients, other.clients, strict=True))
 
 
 def test_a_federation_tests_clients_on_their_super_cluster() -> None:

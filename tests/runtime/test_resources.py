@@ -136,7 +136,7 @@ def test_it_says_where_a_model_does_not_fit():
     assert any(
         "does not fit: a node has 5.00 GB free" in line and "execution.actors" in line for line in lines
     )
-    (line,) = [line for line in lines if "object store of a node has 1.50 GB only" in line]
+    (line,) = [line for line in lines if "object store of a node has only 1.50 GB" in line]
     assert "'execution.fan_in' sends fewer sums" in line
     in_tree = planned(10**8, "execution.fan_in=4", memory=8e9).lines()
     assert any("is written to disk" in line for line in in_tree)

@@ -89,7 +89,7 @@ def test_the_cap_and_the_floor(family):
 def test_bad_pacings(a, b):
     with pytest.raises(ValueError, match="pacing"):
         Pacing(a=a, b=b)
-    with pytest.raises(ValueError, match="none of exponential"):
+    with pytest.raises(ValueError, match="not one of exponential"):
         Pacing("cubic")  # type: ignore[arg-type]
 
 
