@@ -24,8 +24,8 @@ class LGFedAvg(Algorithm):
     it. The shared layers are averaged by n_i as in FedAvg.
 
     All clients start from the common w_0, the same random initialisation as with every other method. Unlike
-    in the paper nothing is warmed up by FedAvg (thesis, section 3.4.5). Without local
-    layers this is FedAvg; with all layers local it is SOLO with ``sampled: true``.
+    in the paper nothing is warmed up by FedAvg (thesis, section 3.4.5). Without local layers this is FedAvg;
+    with all layers local it is SOLO with ``sampled: true``.
 
     Symbols:
         local layers: ``algorithm.local_layers``

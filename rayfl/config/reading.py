@@ -288,23 +288,23 @@ def _refuse_replaced(earlier: Sequence[tuple[str, Any]], path: str, value: Any) 
     name = next((each for each in reversed(names) if each is not None), None)
     replaced = _settings_in(section, value)
     later = {setting.removeprefix(f"{section}.").removesuffix(".name") for setting in replaced}
+    named_here_first = name is None and path != section  # then the settings in the section stay
     if isinstance(value, Mapping):
         given, what, remedy = "{...}", "section", "give it inside the braces, or after them"
-        if name is not None and "name" not in later:
-            effect = f"has no effect, since {path}={given} comes later and replaces the {what}"
-            raise ConfigError(f"{section}={name}", effect, "give the name inside the braces")
     elif isinstance(value, list):
         given, what, remedy = "[...]", "list", "give it inside the brackets, or after them"
-    elif isinstance(value, str) and names and name != value and not (name is None and path != section):
+    elif isinstance(value, str) and names and name != value and not named_here_first:
         given, what, remedy = value, "part", "give it together with that name"
     else:
         return
+    effect = f"has no effect, since {path}={given} comes later and replaces the {what}"
+    if isinstance(value, Mapping) and name is not None and "name" not in later:
+        raise ConfigError(f"{section}={name}", effect, "give the name inside the braces")
     for earlier_path, earlier_value in earlier:
         for setting in _settings_in(earlier_path.removesuffix(".name"), earlier_value):
             inner = setting.removeprefix(f"{section}.").removesuffix(".name")
             given_again = inner in later or any(each.startswith(f"{inner}.") for each in later)
             if setting.startswith(f"{section}.") and inner != "name" and not given_again:
-                effect = f"has no effect, since {path}={given} comes later and replaces the {what}"
                 raise ConfigError(setting, effect, remedy)
 
 

@@ -334,12 +334,11 @@ class StudyFile(Section):
         """Refuse labels that cannot be told apart, and unknown names."""
         for label, method in self.methods.items():
             _check_label(label)
-            algorithm, named = method.get("algorithm", "base's"), method.get("algorithm.name", "base's")
-            inner = algorithm.get("name", "base's") if isinstance(algorithm, Mapping) else algorithm
-            if not all(isinstance(name, str) and name for name in (inner, named)):
+            names = _algorithm_names(method)
+            if not all(isinstance(name, str) and name for name in names):
                 raise ValueError(f"methods.{label}.algorithm: expected the name of an algorithm")
-            if len({inner, named} - {"base's"}) > 1:
-                raise ValueError(f"methods.{label}: names two algorithms, {inner} and {named}")
+            if len(names) == 2 and names[0] != names[1]:
+                raise ValueError(f"methods.{label}: names two algorithms, {names[0]} and {names[1]}")
             for path in paths_of(method):
                 if path == "seed":
                     raise ValueError(f"methods.{label}.seed: all methods have the study's seeds")
@@ -417,14 +416,16 @@ class StudyFile(Section):
         # A size may have fewer points than the published figures.
         expected = tuple(
             each.model_copy(
-                update={"figures": {label: self._shown(figures) for label, figures in each.figures.items()}}
+                update={
+                    "figures": {label: self._at_points(figures) for label, figures in each.figures.items()}
+                }
             )
             for each in self.expected
         )
         whole = self.model_copy(update={"methods": self.all_methods, "only": only, "expected": expected})
         return whole.model_dump(mode="json")
 
-    def _shown(self, figures: float | dict[str, float]) -> float | dict[str, float]:
+    def _at_points(self, figures: float | dict[str, float]) -> float | dict[str, float]:
         """The published figures of the points of the grid."""
         if not isinstance(figures, dict):
             return figures
@@ -444,6 +445,20 @@ class StudyFile(Section):
     def axes(self) -> dict[str, dict[str, Settings]]:
         """The grid: for each axis its points by name, with the settings of each."""
         return {axis: points_of(axis, points) for axis, points in self.grid.items()}
+
+
+def _algorithm_names(method: Mapping[str, Any]) -> list[Any]:
+    """What a method gives as the name of its algorithm: nothing, one name, or the same in two ways."""
+    names = []
+    if "algorithm" in method:
+        algorithm = method["algorithm"]
+        if not isinstance(algorithm, Mapping):
+            names.append(algorithm)
+        elif "name" in algorithm:
+            names.append(algorithm["name"])
+    if "algorithm.name" in method:
+        names.append(method["algorithm.name"])
+    return names
 
 
 def _check_label(label: str) -> None:
@@ -700,9 +715,9 @@ def _with_overrides(study: StudyFile, overrides: Sequence[str]) -> StudyFile:
         ConfigError: if an override cannot be read, or cannot have an effect.
     """
     settings, methods, others = study.settings, study.methods, study._other_methods
-    refuse_replaced(names_first(overrides))
-    parsed = parse_overrides(names_first(overrides))
-    for path, value in parsed:
+    overrides = names_first(overrides)
+    refuse_replaced(overrides)
+    for path, value in parse_overrides(overrides):
         # As for a single run, a section in braces replaces the section.
         if isinstance(value, Mapping):
             change = {path: {}, **_by_path({path: {**_DEFAULTS.get(path, {}), **value}})}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
@@ -86,20 +87,22 @@ def key_of(config: Config) -> str:
     contents, not by their location; for a folder of many images the names, sizes and times of its files
     count. Datasets that rayfl downloads count by name.
     """
-    hashed = [counting(config, portable_settings(config)), sources_of(config)]
+    hashed = [hashed_settings(config, portable_settings(config)), sources_of(config)]
     contents = contents_of(config)
     text = json.dumps([*hashed, contents] if contents else hashed, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def counting(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
+def hashed_settings(config: Config, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a config that determine the run's numbers; where it is executed does not count.
 
     Args:
         config: resolved.
         settings: all of its settings.
     """
-    settings = {name: value for name, value in settings.items() if name not in _UNHASHED_SECTIONS}
+    settings = {
+        name: copy.deepcopy(value) for name, value in settings.items() if name not in _UNHASHED_SECTIONS
+    }
     for section, name in _UNHASHED_SETTINGS.items():
         if name in settings[section]:
             settings[section][name] = type(getattr(config, section)).model_fields[name].default

@@ -16,7 +16,7 @@ from rayfl.study import claims as claim_rules
 from rayfl.study import searching, tables, tuning
 from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, StudyFile, shown
-from rayfl.study.plan import PlannedRun, counting, place_of, plan, points
+from rayfl.study.plan import PlannedRun, hashed_settings, place_of, plan, points
 from rayfl.study.results import MOST_GROUPS, Results, check_column, group_of
 from rayfl.study.running import is_finished
 
@@ -96,7 +96,7 @@ def _check_axes(study: StudyFile, runs: Sequence[PlannedRun]) -> None:
     if len(study.methods) < len(study.all_methods):  # the points may differ for the others
         runs = plan(study.model_copy(update={"methods": study.all_methods, "seeds": study.seeds[:1]}))
     first_runs = [
-        (run, json.dumps(counting(run.config, run.config.to_dict()), sort_keys=True))
+        (run, json.dumps(hashed_settings(run.config, run.config.to_dict()), sort_keys=True))
         for run in runs
         if run.seed == study.seeds[0]
     ]

@@ -276,7 +276,7 @@ def execute(
         DiskError
     """
     others = {run.config.output.folder for run in prepared.runs}
-    if archive is not None and not _needs_nothing(prepared, archive):
+    if archive is not None and not _holds_first_runs(prepared, archive):
         others.add(archive)
     for each in (folder, *others):
         if each.exists() and not each.is_dir():
@@ -309,7 +309,7 @@ def execute(
     return executed
 
 
-def _needs_nothing(prepared: Prepared, archive: Path) -> bool:
+def _holds_first_runs(prepared: Prepared, archive: Path) -> bool:
     """Whether the first runs of a study are all in an archive, so that it may be one that is only read."""
     tune = prepared.study.tune
     tried = [run for candidate in prepared.candidates for run in candidate.runs]
