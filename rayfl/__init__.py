@@ -15,6 +15,8 @@ from rayfl.version import __version__ as __version__
 _HOME = {
     "Config": "rayfl.config",
     "load": "rayfl.config",
+    "Comparison": "rayfl.report.compare",
+    "compare": "rayfl.api",
     "Result": "rayfl.results",
     "run": "rayfl.api",
     "resume": "rayfl.api",
@@ -37,7 +39,7 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from rayfl.api import resume, run
+    from rayfl.api import compare, resume, run
     from rayfl.config import Config, load
     from rayfl.errors import ClientError, ConfigError, DataError, Interrupted, RayflError
     from rayfl.events import (
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
         RunEvent,
         Stopped,
     )
+    from rayfl.report.compare import Comparison
     from rayfl.results import Result
     from rayfl.study import Study, run_study
 
@@ -60,6 +63,7 @@ __all__ = [
     "CheckpointSaved",
     "ClientError",
     "Clustered",
+    "Comparison",
     "Config",
     "ConfigError",
     "DataError",
@@ -72,6 +76,7 @@ __all__ = [
     "RunEvent",
     "Stopped",
     "Study",
+    "compare",
     "load",
     "resume",
     "run",

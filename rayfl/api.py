@@ -1,4 +1,4 @@
-"""rayfl from Python: ``rayfl.run(config)``, ``rayfl.resume(path)``, and the results of runs."""
+"""rayfl from Python: ``rayfl.run(config)``, ``rayfl.resume(path)``, ``rayfl.compare(results)``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import json
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayfl import plugins
 from rayfl.config import BLOCK_SETTINGS, CHANGEABLE, Config, changes, load
@@ -26,7 +26,10 @@ from rayfl.runtime.metrics import exports
 from rayfl.servers.building import check, device_of
 from rayfl.training import ahead
 
-__all__ = ["Result", "client_models", "resume", "run"]
+if TYPE_CHECKING:
+    from rayfl.report.compare import Comparison
+
+__all__ = ["Result", "client_models", "compare", "resume", "run"]
 
 
 def run(
@@ -175,6 +178,32 @@ def resume(
     if changed:
         on_event = _saving_plugins(directory, on_event)
     return _execute(config, directory, on_event)
+
+
+def compare(runs: Iterable[Result | Path | str]) -> Comparison:
+    """Compare finished runs, as ``rayfl compare`` does.
+
+    Args:
+        runs: two or more results or run directories.
+
+    Returns:
+        What a notebook shows as a table; its ``write("comparison.html")`` writes the page.
+
+    Raises:
+        ConfigError: if there are fewer than two runs, or one does not exist or is not finished.
+    """
+    from rayfl.report.compare import Comparison
+
+    if isinstance(runs, (str, Path, Result)):
+        runs = [runs]
+    results = [run if isinstance(run, Result) else Result(RunDirectory.open(run).path) for run in runs]
+    if len(results) < 2:
+        what = f"{results[0].path} is one run" if results else "no runs"
+        raise ConfigError("compare", what, "name two or more; rayfl report shows one")
+    for result in results:
+        if not result.summary:
+            raise ConfigError(str(result.path), "is not finished", f"resume with: rayfl resume {result.path}")
+    return Comparison.of([result.path for result in results])
 
 
 _DEVICES = {"cpu": "CPUs", "cuda": "GPUs", "auto": "a GPU where there is one"}

@@ -136,7 +136,7 @@ def run(
 def _run_all(configs: list[Config], changed: list[tuple[str, ...]], resume: bool) -> None:
     from rayfl import api
     from rayfl.display import Display, closing
-    from rayfl.report import write_comparison
+    from rayfl.report.compare import Comparison
     from rayfl.rundir import name_of
     from rayfl.servers import building
     from rayfl.study.plan import key_of
@@ -156,7 +156,7 @@ def _run_all(configs: list[Config], changed: list[tuple[str, ...]], resume: bool
         _say(f"run directory: {_shown_place(result.path)}")
     if len(results) > 1:
         page = results[0].path.parent / f"{configs[0].name}-comparison.html"
-        write_comparison([result.path for result in results], page)
+        Comparison.of([result.path for result in results]).write(page)
         _say(f"comparison: {short(page)}")
     elif (results[0].path / "report.html").is_file():
         _say(f"report: {short(results[0].path / 'report.html')}")
@@ -788,29 +788,22 @@ def compare(
     Only the settings that differ are shown. Runs that differ only in the seed are one row, with the mean and
     its 95 % interval.
     """
+    from rayfl import api
     from rayfl.display import comparison_table, group_table
-    from rayfl.report.compare import Comparison
-    from rayfl.results import Result
-    from rayfl.rundir import RunDirectory
 
-    results = [Result(RunDirectory.open(path).path) for path in runs]
-    if len(runs) < 2:
-        raise ConfigError(str(runs[0]), "is one run", "name two or more; rayfl report shows one")
-    for result in results:
-        if not result.summary:
-            raise ConfigError(str(result.path), "is not finished", f"resume with: rayfl resume {result.path}")
-    comparison = Comparison.of([result.path for result in results])
+    comparison = api.compare(runs)
     page = comparison.write(page)
     if comparison.differences:
         _say("not ranked: these runs do not have the same clients with the same data; they differ in")
         for line in comparison.differences:
             _say(f"  {line}")
     out.print(
-        comparison_table(comparison.table().texts(), comparison.caption(), out.width, comparison.naming)
+        comparison_table(comparison.shown().texts(), comparison.caption(), out.width, comparison.naming)
     )
     if not comparison.differences and not comparison.seeds:
         summaries = [
-            {**r.summary, "algorithm": g.name} for r, g in zip(results, comparison.groups, strict=True)
+            {**run.summary, "algorithm": group.name}
+            for run, group in zip(comparison.files, comparison.groups, strict=True)
         ]
         for table in (group_table(summaries, kind, out.width) for kind in ("group", "cluster")):
             if table is not None:

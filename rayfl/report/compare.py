@@ -5,9 +5,12 @@ Runs that differ only in the seed are one *group*, with means and 95 % intervals
 
 from __future__ import annotations
 
+import html
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,10 @@ MOST_SETTINGS = 12
 """The largest number of columns for settings; if there are more differences, the first are shown."""
 FEW_SETTINGS = 4
 """With more settings that differ than this, the page shows the results before them."""
+_NOT_RANKED = (
+    "Not ranked. These runs do not have the same clients with the same data, so a higher accuracy may come "
+    "from easier data. They differ in:"
+)
 BAND = f"Band: {100 * LEVEL:.0f} % interval of the mean over seeds (Student's t)."
 
 
@@ -70,26 +77,60 @@ class Group:
         return any(row.get("estimated_from") is not None for row in self.rows)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    """Runs that were read, and how they are grouped."""
+    """Runs side by side; runs that differ only in the seed are one group. See :func:`rayfl.compare`.
 
-    runs: tuple[RunFiles, ...]
-    frame: pd.DataFrame
+    Attributes:
+        files: the runs that were read, in the order given.
+        runs: one row per run, with the columns of :meth:`rayfl.report.files.RunFiles.headline`; ``run`` is
+            the directory's name, with its parent's where two are equal.
+        groups: runs that differ only in the seed.
+        differences: why accuracies of these runs cannot be compared, one line for each difference in dataset,
+            partition, events or seeds, with the runs that have each value; empty if all groups have the same
+            seeds, and runs with the same seed have the same clients with the same data.
+    """
+
+    files: tuple[RunFiles, ...]
+    runs: pd.DataFrame
     groups: tuple[Group, ...]
     differences: tuple[str, ...]
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> Comparison:
-        """Read run directories.
+        """Read run directories, finished or not.
 
         Raises:
             RayflError: if a run directory does not exist.
         """
-        runs = tuple(RunFiles.read(Path(path)) for path in paths)
-        frame = _frame(runs)
-        groups = _groups(runs, frame)
-        return cls(runs, frame, groups, tuple(_data_differences(frame["run"].tolist(), runs, groups)))
+        run_files = tuple(RunFiles.read(Path(path)) for path in paths)
+        runs = _frame(run_files)
+        groups = _groups(run_files, runs)
+        return cls(run_files, runs, groups, tuple(_data_differences(runs["run"].tolist(), run_files, groups)))
+
+    def __repr__(self) -> str:
+        """How many runs and groups; their contents would fill a screen."""
+        return f"Comparison({counted(len(self.files), 'run')}, {counted(len(self.groups), 'group')})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the table, and why accuracies cannot be compared."""
+        table = pd.DataFrame(dict(self.shown().texts())).to_html(index=False)
+        notes = [" ".join([_NOT_RANKED, "; ".join(self.differences)])] if self.differences else []
+        return table + "".join(f"<p>{html.escape(note)}</p>" for note in (*notes, self.caption()))
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per group and numeric column of :attr:`runs`: settings that differ, mean over seeds, and
+        its 95 % interval (Student's t), which a single run does not have.
+        """
+        rows = []
+        for column in _numeric_columns(self.runs):
+            for group in self.groups:
+                interval = group.interval(column)
+                bounds = (interval.low, interval.high) if interval.bounded else (None, None)
+                values = {"mean": interval.mean, "low": bounds[0], "high": bounds[1], "seeds": interval.n}
+                rows.append({"group": group.name, **group.settings, "column": column, **values})
+        return pd.DataFrame(rows)
 
     @property
     def seeds(self) -> bool:
@@ -108,11 +149,13 @@ class Comparison:
 
     @property
     def naming(self) -> int:
-        """Number of the first columns of :meth:`table` that name the rows together."""
+        """Number of the first columns of :meth:`shown` that name the rows together."""
         return self._needs_run_names + len(self.settings)
 
-    def table(self) -> Table:
-        """One row per group: what differs, and the columns that readers compare, without empty ones."""
+    def shown(self) -> Table:
+        """The table that ``rayfl compare`` shows: one row per group, with the settings that differ and the
+        results, without empty columns.
+        """
         settings = self.settings
         columns = []
         if self._needs_run_names:
@@ -147,7 +190,7 @@ class Comparison:
             ("seconds", "time", lambda group, column: duration(group.interval(column).mean)),
         ]
         for column, title, written in shown:
-            if column in self.frame and self.frame[column].notna().any():
+            if column in self.runs and self.runs[column].notna().any():
                 order = rounded([group.interval(column).mean for group in self.groups], 6)
                 columns.append(Column(title, [written(group, column) for group in self.groups], order=order))
         return Table(columns, caption="comparison")
@@ -155,12 +198,12 @@ class Comparison:
     @property
     def measures(self) -> list[str]:
         """The additional measures of the runs' losses, by name."""
-        return list(dict.fromkeys(name for run in self.runs for name in run.measures))
+        return list(dict.fromkeys(name for run in self.files for name in run.measures))
 
     def caption(self) -> str:
-        """What the numbers of :meth:`table` are."""
-        accurate = "accuracy_mean" in self.frame and self.frame["accuracy_mean"].notna().any()
-        descriptions = {name: text for run in self.runs for name, text in run.measures.items()}
+        """What the numbers of :meth:`shown` are."""
+        accurate = "accuracy_mean" in self.runs and self.runs["accuracy_mean"].notna().any()
+        descriptions = {name: text for run in self.files for name, text in run.measures.items()}
         measures = [f"{name} ({text})" for name, text in descriptions.items()]
         measured = _listed([*(["accuracy"] if accurate else []), *measures]) or "loss"
         text = (
@@ -179,76 +222,40 @@ class Comparison:
             )
         elif accurate:
             text += " ± is the standard error over clients."
-        estimates = self.frame.get("estimated_from")
+        estimates = self.runs.get("estimated_from")
         if estimates is not None and estimates.notna().any():
             text += " ≈ marks an estimate from a few clients, which never counts as best."
         return text
 
-    def write(self, out: Path) -> Path:
-        """See :func:`write_comparison`."""
+    def write(self, out: Path | str) -> Path:
+        """Write the comparison as a self-contained page, and :attr:`runs` as a CSV file next to it.
+
+        Args:
+            out: the HTML file, or a folder, in which it becomes ``comparison.html``.
+
+        Returns:
+            The path of the page.
+
+        Raises:
+            ArgumentError: if ``out`` is the name of a table (``.csv``).
+            DiskError: if it cannot be written.
+        """
+        out = Path(os.path.expanduser(out))
         path = out / "comparison.html" if out.is_dir() else out
         if path.suffix == ".csv":
             raise ArgumentError(
                 "out", f"{out} is the name of a table", "name a page, such as comparison.html"
             )
         files.make(path.parent, parents=True)
-        files.write(path.with_suffix(".csv"), self.frame.to_csv(index=False))
+        files.write(path.with_suffix(".csv"), self.runs.to_csv(index=False))
         return write(path, page_of(self))
-
-
-def compare_table(runs: Sequence[Path]) -> pd.DataFrame:
-    """One row per run, in the order given.
-
-    Returns:
-        The columns of :meth:`rayfl.report.files.RunFiles.headline`; ``run`` is the directory's name, with
-        its parent's where two are equal.
-
-    Raises:
-        RayflError: if a run directory does not exist.
-    """
-    return _frame([RunFiles.read(Path(path)) for path in runs])
-
-
-def differences(runs: Sequence[Path]) -> list[str]:
-    """Why accuracies of these runs cannot be compared: they were trained or tested on different data.
-
-    Returns:
-        One line for each difference in dataset, partition, events or seeds, with the runs that have each
-        value; empty if all groups have the same seeds, and runs with the same seed have the same clients
-        with the same data.
-
-    Raises:
-        RayflError: if a run directory does not exist.
-    """
-    return list(Comparison.of(runs).differences)
-
-
-def write_comparison(runs: Sequence[Path], out: Path) -> Path:
-    """Write the comparison as a self-contained page ``out`` and its table as a CSV file next to it.
-
-    Args:
-        runs: run directories.
-        out: the HTML file, or a folder, in which it becomes ``comparison.html``.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        RayflError: if a run directory does not exist.
-        ArgumentError: if ``out`` is the name of a table (``.csv``).
-    """
-    return Comparison.of(runs).write(out)
 
 
 def page_of(comparison: Comparison) -> Page:
     """The page about a comparison."""
     notes = []
     if comparison.differences:
-        why = (
-            "These runs do not have the same clients with the same data, so a higher accuracy may come from "
-            "easier data. They differ in:"
-        )
-        notes.append((f"Not ranked. {why}", list(comparison.differences)))
+        notes.append((_NOT_RANKED, list(comparison.differences)))
     notes.append(("", [comparison.caption()]))
     lines = [
         thinned(mean_line(group.name, [line_of(run, "") for run in group.runs]))
@@ -257,10 +264,10 @@ def page_of(comparison: Comparison) -> Page:
     count = len(comparison.groups)
     return Page(
         title="Comparison",
-        subtitle=f"{counted(len(comparison.runs), 'run')}"
+        subtitle=f"{counted(len(comparison.files), 'run')}"
         + (f" in {counted(count, 'group')} that differ in more than the seed" if comparison.seeds else ""),
         notes=notes,
-        lead=_results_first(comparison.table(), comparison.naming),
+        lead=_results_first(comparison.shown(), comparison.naming),
         sections=[
             section
             for section in (
@@ -302,6 +309,12 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
         )
     return settings
+
+
+def _numeric_columns(runs: pd.DataFrame) -> list[str]:
+    """The columns with numbers, without the seed, over which results are averaged."""
+    frame = runs.drop(columns="seed", errors="ignore").infer_objects()
+    return [str(name) for name in frame.select_dtypes("number").columns]
 
 
 def _groups(runs: Sequence[RunFiles], frame: pd.DataFrame) -> tuple[Group, ...]:
@@ -469,8 +482,8 @@ def boxes_of_clients(groups: Mapping[str, Sequence[RunFiles]], where: str = "") 
 
 def _by_planted_group(comparison: Comparison) -> Section | None:
     """Standard errors of the accuracies, and accuracies in each planted group; one row per run."""
-    same = not comparison.differences and len({repr(run.setting("seed")) for run in comparison.runs}) < 2
-    last = [run.last_groups("group") if same else pd.DataFrame() for run in comparison.runs]
+    same = not comparison.differences and len({repr(run.setting("seed")) for run in comparison.files}) < 2
+    last = [run.last_groups("group") if same else pd.DataFrame() for run in comparison.files]
     ids = sorted({i for groups in last if len(groups) for i in groups["id"].tolist()})
     ids = ids if len(ids) <= MOST_GROUPS else []
     shown = [
@@ -480,12 +493,12 @@ def _by_planted_group(comparison: Comparison) -> Section | None:
         ("group_var_between", "between, %²", "number:1"),
     ]
     present = [
-        entry for entry in shown if entry[0] in comparison.frame and comparison.frame[entry[0]].notna().any()
+        entry for entry in shown if entry[0] in comparison.runs and comparison.runs[entry[0]].notna().any()
     ]
     if not present and not ids:
         return None
-    columns = [Column("run", comparison.frame["run"].tolist())]
-    columns += [Column(title, comparison.frame[name].tolist(), format) for name, title, format in present]
+    columns = [Column("run", comparison.runs["run"].tolist())]
+    columns += [Column(title, comparison.runs[name].tolist(), format) for name, title, format in present]
     rows = [{} if groups.empty else {row["id"]: row for row in groups.to_dict("records")} for groups in last]
     for i in ids:
         texts = [_group_text(groups[i]) if i in groups else UNKNOWN for groups in rows]
@@ -532,15 +545,15 @@ def _each_run(comparison: Comparison) -> Section | None:
         ("seconds", "time", "duration"),
     ]
     columns = [
-        Column("run", comparison.frame["run"].tolist()),
-        Column("group", [names[id(run)] for run in comparison.runs]),
+        Column("run", comparison.runs["run"].tolist()),
+        Column("group", [names[id(run)] for run in comparison.files]),
         *(
-            Column(title, comparison.frame[name].tolist(), format, right=True)
+            Column(title, comparison.runs[name].tolist(), format, right=True)
             for name, title, format in shown
-            if name in comparison.frame and comparison.frame[name].notna().any()
+            if name in comparison.runs and comparison.runs[name].notna().any()
         ),
     ]
-    return Section("Each run", "", tables=[Table(columns, caption="runs", filter=len(comparison.runs) > 10)])
+    return Section("Each run", "", tables=[Table(columns, caption="runs", filter=len(comparison.files) > 10)])
 
 
 # --- numbers --------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from rayfl.display import Display, closing
 from rayfl.errors import ConfigError, DataError
 from rayfl.models import ModelSpec
 from rayfl.random import orders
-from rayfl.report.compare import compare_table, write_comparison
+from rayfl.report.compare import Comparison
 from rayfl.servers.building import build
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
@@ -260,9 +260,9 @@ def test_what_is_said_of_a_run_without_accuracies(tmp_path: Path) -> None:
     assert "mean rmse" in page
     assert "mean accuracy" not in page
     other = rayfl.run(settings(tmp_path, "mse"), ["seed=1"])
-    table = compare_table([result.path, other.path])
+    table = Comparison.of([result.path, other.path]).runs
     assert table["rmse_mean"].tolist() == [result.summary["rmse_mean"], other.summary["rmse_mean"]]
-    write_comparison([result.path, other.path], tmp_path / "both.html")
+    Comparison.of([result.path, other.path]).write(tmp_path / "both.html")
     assert "rmse" in (tmp_path / "both.html").read_text()
 
 

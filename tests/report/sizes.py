@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 from playwright.sync_api import sync_playwright
 
-from rayfl.report import write_comparison, write_report
+from rayfl.report import write_report
+from rayfl.report.compare import Comparison
 from tests.report.test_browser import ARGUMENTS, CHROMIUM
 
 ROUNDS = 200
@@ -93,7 +94,7 @@ def main() -> None:
                 page = write_report(runs[0])
                 measure(tab, f"report, {clients:,} clients", page, time.perf_counter() - begun)
                 begun = time.perf_counter()
-                page = write_comparison(runs, root / f"{clients}.html")
+                page = Comparison.of(runs).write(root / f"{clients}.html")
                 measure(tab, f"comparison of 3, {clients:,} clients", page, time.perf_counter() - begun)
             browser.close()
     finally:

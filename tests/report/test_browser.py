@@ -19,7 +19,7 @@ from rayfl.config import load
 from rayfl.report.charts import Line, Metric, alternatives, box, curves, heatmap, histogram, pareto
 from rayfl.report.clusterings import ClusteringResult
 from rayfl.report.clusterings import page_of as clusters_page
-from rayfl.report.compare import write_comparison
+from rayfl.report.compare import Comparison
 from rayfl.report.html import write_report
 from rayfl.report.page import Column, Page, Section, Table, formatted
 from rayfl.report.page import write as write_page
@@ -358,7 +358,7 @@ def test_the_other_pages_at_every_width(tab: Any, wrong: list[str], report: Path
     """Comparison, partition and clusterings; and the selectors of the latter."""
     other = Path(shutil.copytree(report.parent, tmp_path / "other"))
     (other / "config.yaml").write_text("algorithm: {name: fedavg}\n")
-    show(tab, write_comparison([report.parent, other], tmp_path / "comparison.html"))
+    show(tab, Comparison.of([report.parent, other]).write(tmp_path / "comparison.html"))
     check_every_look(tab)
     [found] = views(
         load({"name": "p", "data": "digits"}, ["partition={name: iid, clients: 6}"]), ["emd", "cka"]

@@ -8,9 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rayfl.errors import RayflError
+import rayfl
+from rayfl.errors import ConfigError, RayflError
 from rayfl.report.charts import curves
-from rayfl.report.compare import Comparison, _difference_lines, compare_table, differences, write_comparison
+from rayfl.report.compare import Comparison, _difference_lines
 from rayfl.report.files import RunFiles
 from rayfl.report.html import METRICS, ROUNDS, line_of, write_report
 from rayfl.statistics import mean_interval
@@ -23,7 +24,7 @@ MakeRun = Callable[[str], Path]
 def test_one_row_a_run_in_the_order_given(make_run: MakeRun):
     first, second = make_run("b"), make_run("a")
     (second / "rounds.csv").unlink()
-    table = compare_table([first, second])
+    table = Comparison.of([first, second]).runs
     assert table["run"].tolist() == ["b", "a"]
     assert table["accuracy_mean"].tolist() == [85.0, None]
     assert table["max_round"].tolist() == [2, None]
@@ -31,13 +32,13 @@ def test_one_row_a_run_in_the_order_given(make_run: MakeRun):
 
 
 def test_equal_names_are_told_apart(make_run: MakeRun):
-    table = compare_table([make_run("x/seed-0"), make_run("y/seed-0"), make_run("y/seed-1")])
+    table = Comparison.of([make_run("x/seed-0"), make_run("y/seed-0"), make_run("y/seed-1")]).runs
     assert table["run"].tolist() == ["x/seed-0", "y/seed-0", "seed-1"]
 
 
 def test_the_page_and_its_table(make_run: MakeRun, tmp_path: Path):
     runs = [make_run("one"), make_run("two")]
-    page = write_comparison(runs, tmp_path / "out" / "all.html")
+    page = Comparison.of(runs).write(tmp_path / "out" / "all.html")
     text = page.read_text()
     assert page == tmp_path / "out" / "all.html"
     assert [row[:2] for row in rows(text)][:3] == [
@@ -54,26 +55,26 @@ def test_the_page_and_its_table(make_run: MakeRun, tmp_path: Path):
 
 
 def test_a_folder_gets_comparison_html(make_run: MakeRun, tmp_path: Path):
-    assert write_comparison([make_run("one")], tmp_path) == tmp_path / "comparison.html"
+    assert Comparison.of([make_run("one")]).write(tmp_path) == tmp_path / "comparison.html"
 
 
 def test_a_place_that_cannot_be_written_is_one_line(make_run: MakeRun, tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RayflError, match="file"):
-        write_comparison([make_run("one")], tmp_path / "file" / "page.html")
+        Comparison.of([make_run("one")]).write(tmp_path / "file" / "page.html")
     with pytest.raises(RayflError, match=r"^out: .*all.csv is the name of a table"):
-        write_comparison([make_run("two")], tmp_path / "all.csv")
+        Comparison.of([make_run("two")]).write(tmp_path / "all.csv")
 
 
 def test_unknown_columns_are_left_out_and_gaps_marked(make_run: MakeRun, tmp_path: Path):
     with_rounds, without = make_run("one"), make_run("two")
     (without / "rounds.csv").unlink()
-    text = write_comparison([with_rounds, without], tmp_path / "c.html").read_text()
+    text = Comparison.of([with_rounds, without]).write(tmp_path / "c.html").read_text()
     assert rows(text)[2][:2] == ["two", "–"]
     for run in (with_rounds, without):
         for name in ("rounds.csv", "clients.csv", "clusters.json"):
             (run / name).unlink(missing_ok=True)
-    page = write_comparison([with_rounds, without], tmp_path / "c.html").read_text()
+    page = Comparison.of([with_rounds, without]).write(tmp_path / "c.html").read_text()
     assert "worst 10 %" not in text_of(page)
     assert titles(page) == []
 
@@ -106,10 +107,10 @@ def test_runs_over_different_clients_or_data_are_not_ranked(
         change(make_run(name), "seed: 3", "seed: 3\nevents: []") for name in ("one", "same", "two")
     )
     runs = [one, same, change(two, old, new)]
-    assert differences(runs[:2]) == []
-    assert "Not ranked" not in write_comparison(runs[:2], tmp_path / "a.html").read_text()
-    assert differences(runs) == [line]
-    page = html.unescape(write_comparison(runs, tmp_path / "b.html").read_text())
+    assert list(Comparison.of(runs[:2]).differences) == []
+    assert "Not ranked" not in Comparison.of(runs[:2]).write(tmp_path / "a.html").read_text()
+    assert list(Comparison.of(runs).differences) == [line]
+    page = html.unescape(Comparison.of(runs).write(tmp_path / "b.html").read_text())
     assert page.index("Not ranked") < page.index(f"<li>{line}</li>") < page.index("<table")
 
 
@@ -119,23 +120,23 @@ def test_the_same_settings_over_other_contents(make_run: MakeRun):
     for run, data in ((one, "aa"), (two, "bb")):
         (run / "environment.json").write_text(json.dumps({"data": data}))
         change(run, "{name: digits}", f"{{name: npz, path: {run}/x.npz}}")
-    assert differences([one, two]) == ["contents of the dataset: aa (one); bb (two)"]
+    assert list(Comparison.of([one, two]).differences) == ["contents of the dataset: aa (one); bb (two)"]
     (two / "environment.json").write_text(json.dumps({"data": "aa"}))
-    assert differences([one, two]) == []
+    assert list(Comparison.of([one, two]).differences) == []
 
 
 def test_estimates_are_marked_and_no_best(make_run: MakeRun, tmp_path: Path):
     estimated, whole = make_run("one"), make_run("two")
     rounds = pd.read_csv(estimated / "rounds.csv").assign(estimated_from=[8, None, 8, 8, None])
     rounds.to_csv(estimated / "rounds.csv", index=False)
-    table = compare_table([estimated, whole])
+    table = Comparison.of([estimated, whole]).runs
     assert table["accuracy_mean_max"].tolist() == [None, 90.0]
     assert table["estimated_from"].tolist() == [8.0, None]
-    page = write_comparison([estimated, whole], tmp_path / "c.html").read_text()
+    page = Comparison.of([estimated, whole]).write(tmp_path / "c.html").read_text()
     row = dict(zip(*rows(page)[:2], strict=True))
     assert (row["accuracy, last"], row["worst 10 %"], row["best round"]) == ("≈ 85.0 %", "≈ 65.0 %", "–")
     assert "≈ marks an estimate" in page
-    assert "≈" not in text_of(write_comparison([whole], tmp_path / "d.html").read_text())
+    assert "≈" not in text_of(Comparison.of([whole]).write(tmp_path / "d.html").read_text())
 
 
 def test_a_comparison_of_regressions(make_run: MakeRun, tmp_path: Path):
@@ -147,7 +148,7 @@ def test_a_comparison_of_regressions(make_run: MakeRun, tmp_path: Path):
         rounds.to_csv(run / "rounds.csv", index=False)
         clients = pd.read_csv(run / "clients.csv").assign(accuracy_last=None, rmse_last=[1.0, 2.0, 3.0, 4.0])
         clients.to_csv(run / "clients.csv", index=False)
-    page = write_comparison(runs, tmp_path / "c.html").read_text()
+    page = Comparison.of(runs).write(tmp_path / "c.html").read_text()
     assert ": rmse (root mean squared error), mae (mean absolute error) and r2 (" in page
     assert "ccuracy" not in text_of(page)
     assert charts(page)["Clients"]["option"]["dataset"][0]["source"]["mean"] == [2.5, 2.5]
@@ -161,13 +162,13 @@ def test_planted_groups_side_by_side(make_run: MakeRun, tmp_path: Path):
         (run / "groups.csv").write_text("\n".join(lines + more))
     rounds = pd.read_csv(two / "rounds.csv").assign(accuracy_se=2.25, distinct_test_samples=1359)
     rounds.to_csv(two / "rounds.csv", index=False)
-    page = write_comparison([one, two], tmp_path / "c.html").read_text()
+    page = Comparison.of([one, two]).write(tmp_path / "c.html").read_text()
     table = rows(page)
     assert table[2][:2] == ["two", "85.0 % ± 2.2"]
     assert ["run", "test samples", "group 0", "group 1"] in table
     assert ["two", "1,359", "70.0 % (1.2)", "≈ 60.0 % (0.0)"] in table
     change(two, "seed: 3", "seed: 4")
-    assert "70.0 % (1.2)" not in write_comparison([one, two], tmp_path / "c.html").read_text()
+    assert "70.0 % (1.2)" not in Comparison.of([one, two]).write(tmp_path / "c.html").read_text()
 
 
 def with_accuracy(run: Path, values: list[float | None], seed: int, **changes: str) -> Path:
@@ -188,7 +189,7 @@ def test_runs_that_differ_in_the_seed_alone_are_grouped(make_run: MakeRun, tmp_p
     found = Comparison.of([*one, *two])
     assert found.differences == ()  # both have the same seeds
     assert [group.name for group in found.groups] == ["threshold 3.5", "threshold 8"]
-    table = dict(found.table().texts())
+    table = dict(found.shown().texts())
     assert table["clustering.threshold"] == ["3.5", "8"]
     assert table["seeds"] == ["3", "3"]
     half = mean_interval([70, 72, 74]).half
@@ -198,7 +199,7 @@ def test_runs_that_differ_in_the_seed_alone_are_grouped(make_run: MakeRun, tmp_p
     with_accuracy(lone, [1.0, None, 2.0, 60.0, None], 0, threshold="threshold: 9")
     frame = pd.read_csv(lone / "rounds.csv").assign(accuracy_se=2.25)
     frame.to_csv(lone / "rounds.csv", index=False)
-    mixed = dict(Comparison.of([*one, lone]).table().texts())
+    mixed = dict(Comparison.of([*one, lone]).shown().texts())
     assert mixed["accuracy, last"] == [f"72.0 % ± {half:.1f}", "60.0 %"]
     page = found.write(tmp_path / "c.html").read_text()
     source = charts(page)["Over rounds"]["option"]["dataset"][0]["source"]
@@ -208,7 +209,53 @@ def test_runs_that_differ_in_the_seed_alone_are_grouped(make_run: MakeRun, tmp_p
     assert source["accuracy_mean high"][3] == pytest.approx(expected.high, abs=1e-4)
     assert titles(page)[-1] == "Each run"
     assert len(rows(page)) == 3 + 7
-    assert differences(two[:2] + one) == ["seed: 0 (b0, a0); 1 (b1, a1); 2 (a2)"]
+    assert list(Comparison.of(two[:2] + one).differences) == ["seed: 0 (b0, a0); 1 (b1, a1); 2 (a2)"]
+
+
+def test_from_python(make_run: MakeRun, tmp_path: Path):
+    one = [with_accuracy(make_run(f"a{s}"), [50.0, None, 60.0, 70.0 + 2 * s, None], s) for s in range(3)]
+    two = with_accuracy(make_run("b"), [40.0, None, 50.0, 90.0, None], 0, threshold="threshold: 8")
+    for run in (*one, two):
+        (run / "summary.json").write_text('{"rounds": 5}')
+    comparison = rayfl.compare([*one, rayfl.Result(two)])
+    assert repr(comparison) == "Comparison(4 runs, 2 groups)"
+    assert comparison.runs["accuracy_mean"].tolist() == [70, 72, 74, 90]
+    table = comparison.table.set_index(["column", "clustering.threshold"])
+    expected = mean_interval([70, 72, 74])
+    row = table.loc[("accuracy_mean", 3.5)]
+    assert row[["mean", "low", "high"]].tolist() == pytest.approx([72, expected.low, expected.high])
+    assert (row["group"], row["seeds"]) == ("threshold 3.5", 3)
+    alone = table.loc[("accuracy_mean", 8)]
+    assert alone[["low", "high"]].isna().all()
+    assert alone["seeds"] == 1
+    assert not {"run", "seed", "algorithm"} & set(table.index.get_level_values(0))
+    shown = comparison._repr_html_()
+    assert "<td>threshold 8</td>" not in shown
+    assert "<td>8</td>" in shown
+    assert "Not ranked." in shown
+    assert "seed: 0 (a0, b); 1 (a1); 2 (a2)" in shown
+    page = comparison.write(str(tmp_path / "here.html"))
+    assert page == tmp_path / "here.html"
+    assert page.is_file()
+    assert page.with_suffix(".csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "compare: no runs; name two or more"),
+        (["done"], "done is one run; name two or more"),
+        (["done", "stopped"], "stopped: is not finished; resume with: rayfl resume"),
+        (["done", "absent"], "absent: no such directory"),
+    ],
+)
+def test_from_python_bad_runs_are_refused(
+    make_run: MakeRun, tmp_path: Path, names: list[str], message: str
+) -> None:
+    (make_run("done") / "summary.json").write_text('{"rounds": 5}')
+    make_run("stopped")
+    with pytest.raises(ConfigError, match=message):
+        rayfl.compare([tmp_path / name for name in names])
 
 
 def test_the_same_run_twice_is_no_second_seed(make_run: MakeRun):
@@ -220,7 +267,7 @@ def test_settings_that_follow_from_the_method_are_no_columns(make_run: MakeRun):
     one, two = make_run("one"), make_run("two")
     for old, new in (("pacfl", "cfl"), ("threshold: 3.5", "threshold: 9"), ("name: mlp", "name: lenet5")):
         change(two, old, new)
-    table = dict(Comparison.of([one, two]).table().texts())
+    table = dict(Comparison.of([one, two]).shown().texts())
     assert list(table)[:3] == ["method", "model.name", "accuracy, last"]
     assert table["method"] == ["pacfl", "cfl"]
 
@@ -230,7 +277,7 @@ def test_results_come_before_many_settings(make_run: MakeRun, tmp_path: Path):
     many = "{name: mlp, a: 2, b: 2, c: 2, d: 2, e: 2}"
     for run, model in ((one, many.replace("2", "1")), (two, many)):
         change(run, "{name: mlp}", model)
-    header = rows(write_comparison([one, two], tmp_path / "c.html").read_text())[0]
+    header = rows(Comparison.of([one, two]).write(tmp_path / "c.html").read_text())[0]
     assert header[:2] == ["model.a", "accuracy, last"]
     assert header[-4:] == ["model.b", "model.c", "model.d", "model.e"]
 
@@ -247,14 +294,14 @@ def test_lines_of_many_runs_differ(make_run: MakeRun):
 
 def test_a_missing_run_is_named(make_run: MakeRun, tmp_path: Path):
     with pytest.raises(RayflError, match="absent: no such run directory"):
-        compare_table([make_run("one"), tmp_path / "absent"])
+        Comparison.of([make_run("one"), tmp_path / "absent"])
 
 
 def test_perplexity_is_shown_where_a_run_has_one(make_run: MakeRun, tmp_path: Path):
     images, texts = make_run("one"), make_run("two")
     rounds = pd.read_csv(texts / "rounds.csv")
     rounds.assign(perplexity_mean=[50.0, None, 43.0, 36.5, None]).to_csv(texts / "rounds.csv", index=False)
-    page = write_comparison([images, texts], tmp_path / "c.html").read_text()
+    page = Comparison.of([images, texts]).write(tmp_path / "c.html").read_text()
     assert "test perplexity, mean over clients" in choices(charts(page)["Over rounds"], "metric")
     for run, shown in ((texts, True), (images, False)):
         metrics = choices(charts(write_report(run).read_text())["Over rounds"], "metric")

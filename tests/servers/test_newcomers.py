@@ -104,7 +104,7 @@ def test_reports_show_them(settings: dict[str, Any]) -> None:
     page = (result.path / "report.html").read_text()
     mean = f"{result.summary['newcomers_accuracy_mean']:.1f} %"
     assert ["Accuracy of clients that joined at the end", mean, ""] in rows(page)
-    table = dict(Comparison.of([result.path]).table().texts())
+    table = dict(Comparison.of([result.path]).shown().texts())
     assert table["newcomers"] == [mean]
 
 
