@@ -174,6 +174,7 @@ def resume(
         on_event(Note(f"all {config.rounds} rounds are complete; nothing to resume"))
         directory.republish()  # the last try may have failed
         return Result(directory.path)
+    directory.check_writable()
     check(config)
     if changed:
         on_event = _saving_plugins(directory, on_event)

@@ -317,14 +317,26 @@ class RunDirectory:
         return rounds if whole else 0
 
     def check_files(self) -> None:
-        """Refuse folders, pipes and the like where the run writes files.
+        """Refuse folders, pipes and the like where the run writes files, and files that it may not read.
 
         Raises:
             Damaged
         """
         for path in sorted(self.path.iterdir()):
-            if path.suffix in (".csv", ".json", ".jsonl", ".html", ".yaml") and not path.is_file():
-                raise Damaged(f"{path}: is not a regular file; remove it")
+            if path.suffix in (".csv", ".json", ".jsonl", ".html", ".yaml"):
+                if not path.is_file():
+                    raise Damaged(f"{path}: is not a regular file; remove it")
+                if not os.access(path, os.R_OK):
+                    raise Damaged(f"{path}: cannot be read; change its permissions")
+
+    def check_writable(self) -> None:
+        """Refuse a folder in which the run could not go on.
+
+        Raises:
+            ConfigError
+        """
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            raise ConfigError(str(self.path), "cannot be written to", "change its permissions")
 
     def write_config(self, config: Config) -> None:
         """``config.yaml``: what :func:`~rayfl.api.resume` reads."""
@@ -524,7 +536,9 @@ class RunDirectory:
             return None
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+        except OSError as error:
+            raise Damaged(f"{path}: cannot be read ({one_line(error)})") from None
+        except (ValueError, RecursionError) as error:
             raise _damaged(path, one_line(error)) from None
         if not isinstance(content, dict):
             raise _damaged(path, f"it holds a {type(content).__name__}")

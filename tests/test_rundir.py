@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +314,36 @@ def test_a_folder_with_the_name_of_a_table_is_refused_before_anything_starts(
     with pytest.raises(RayflError, match=r"rounds.csv: is not a regular file; remove it"):
         resume(run_path, on_event=events.append)
     assert not events
+
+
+_AS_OWNER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
+"""Starts a program that has no more rights to root's files than their owner has to its own."""
+
+
+def test_files_without_permissions_are_named(tmp_path: Path) -> None:
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root may read all files here: there is no setpriv to give that right up")
+    for name in ("unreadable", "kept"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rounds.csv").touch()
+    (tmp_path / "unreadable" / "rounds.csv").chmod(0)
+    (tmp_path / "kept").chmod(0o555)
+    script = (
+        "from rayfl.rundir import RunDirectory\n"
+        "from rayfl.errors import RayflError\n"
+        "checks = {'unreadable': 'check_files', 'kept': 'check_writable'}\n"
+        "for name, check in checks.items():\n"
+        "    try: getattr(RunDirectory(name), check)()\n"
+        "    except RayflError as error: print(error)\n"
+    )
+    start = _AS_OWNER if os.geteuid() == 0 else []
+    answer = subprocess.run(
+        [*start, sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.splitlines() == [
+        "unreadable/rounds.csv: cannot be read; change its permissions",
+        "kept: cannot be written to; change its permissions",
+    ]
 
 
 def test_a_ledger_with_text_for_a_number_is_left_out(settings: dict[str, Any]) -> None:
