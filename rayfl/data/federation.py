@@ -21,8 +21,10 @@ from rayfl.data.base import (
     called,
 )
 from rayfl.errors import ConfigError, DataError, type_of
+from rayfl.memory import free_memory
 from rayfl.plugins import call_part, is_own
 from rayfl.random import generator
+from rayfl.units import size as in_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -283,6 +285,8 @@ def _tests_by_labels(
     shuffled = generator(seed, "test").permutation(len(strata_test)).astype(np.int32)
     pool = shuffled[np.argsort(strata_test[shuffled], kind="stable")]
     drawn = _Drawn(strata_train, available, scarce, pool, rule)
+    if rule.whole_labels:
+        _refuse_too_many(sum(drawn.most_of(assigned, piece) for piece in assigned.pieces(_SAMPLES_AT_ONCE)))
     parts: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
     sizes: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
     untested: list[int] = []
@@ -297,6 +301,24 @@ def _tests_by_labels(
             f"({len(untested)} such clients); every label in the training data needs test samples"
         )
     return Ragged.ascending(np.concatenate(parts), np.concatenate(sizes))
+
+
+_BYTES_A_TEST = 32
+"""Main memory per test sample of a client while they are drawn: three numbers of 8 bytes, two of 4."""
+
+
+def _refuse_too_many(tests: int) -> None:
+    """Refuse more test samples of all clients together than fit into memory.
+
+    Raises:
+        DataError
+    """
+    needed, free = tests * _BYTES_A_TEST, free_memory()
+    if needed > free:
+        raise DataError(
+            f"partition.test_samples: whole_labels gives the clients {tests:,} test samples together; these need "
+            f"{in_bytes(needed)} of memory, and {in_bytes(free)} are free; use a number or 'auto'"
+        )
 
 
 @dataclass(frozen=True)
@@ -322,12 +344,7 @@ class _Drawn:
         client, no samples are drawn.
         """
         strata, available = len(self.available), self.available
-        # One entry for each pair (client, stratum) that occurs and has test samples, sorted by client.
-        owner = np.repeat(np.arange(len(assigned)), assigned.sizes)
-        pairs, counts = np.unique(owner * strata + self.strata[assigned.values], return_counts=True)
-        testable = available[pairs % strata] > 0
-        pairs, counts = pairs[testable], counts[testable]
-        client, stratum = pairs // strata, pairs % strata
+        client, stratum, counts = self._pairs(assigned)
         size = np.bincount(client, weights=counts, minlength=len(assigned)).astype(np.int64)  # n_i
         if not size.all():
             return self.pool[:0], size
@@ -349,6 +366,22 @@ class _Drawn:
         take += rank < missing[client]
         take = np.minimum(take, available[stratum])
         return self._first(stratum, take), np.add.reduceat(take, starts)
+
+    def most_of(self, assigned: Ragged, piece: slice) -> int:
+        """The number of test samples of a piece of the clients if each has all of every label that it has."""
+        _, stratum, _ = self._pairs(assigned.take(np.arange(piece.start, piece.stop)))
+        return int(self.available[stratum].sum())
+
+    def _pairs(self, assigned: Ragged) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """The clients and strata of all pairs that occur and have test samples, sorted by client, and the
+        number of training samples of each pair, all ``(P,)``.
+        """
+        strata = len(self.available)
+        owner = np.repeat(np.arange(len(assigned)), assigned.sizes)
+        pairs, counts = np.unique(owner * strata + self.strata[assigned.values], return_counts=True)
+        testable = self.available[pairs % strata] > 0
+        pairs, counts = pairs[testable], counts[testable]
+        return pairs // strata, pairs % strata, counts
 
     def _first(self, stratum: NDArray[np.int64], take: NDArray[np.int64]) -> NDArray[np.int32]:
         """The first ``take`` ``(P,)`` samples of each stratum ``(P,)`` in the pool, one after another."""

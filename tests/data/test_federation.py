@@ -24,6 +24,7 @@ from rayfl.data import (
     build_federation,
     describe,
 )
+from rayfl.data import federation as federation_module
 from rayfl.data.federation import scarce_strata
 from rayfl.data.remarks import remarks
 from rayfl.errors import ConfigError, DataError
@@ -139,6 +140,19 @@ def test_whole_labels_are_refused_for_clients_with_test_samples_of_their_own() -
         build_federation(
             samples_of([0, 1], [0, 1]), partition, validation=0, test_samples="whole_labels", seed=0
         )
+
+
+def test_whole_labels_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = samples_of(np.arange(60) % 4, np.arange(200) % 4)
+    given: dict[str, Any] = {
+        "samples": samples, "partition": PARTITIONS["iid"](clients=3), "validation": 0, "seed": 0
+    }  # fmt: skip
+    monkeypatch.setattr(federation_module, "free_memory", lambda: 3 * 200 * 32)  # all have all labels
+    assert build_federation(test_samples="whole_labels", **given).test.sizes.tolist() == [200] * 3
+    monkeypatch.setattr(federation_module, "free_memory", lambda: 3 * 200 * 32 - 1)
+    with pytest.raises(DataError, match=r"^partition\.test_samples: whole_labels gives the clients 600 test"):
+        build_federation(test_samples="whole_labels", **given)
+    build_federation(test_samples="all", **given)
 
 
 def test_labels_without_test_samples() -> None:
