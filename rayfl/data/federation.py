@@ -316,8 +316,8 @@ def _refuse_too_many(tests: int) -> None:
     needed, free = tests * _BYTES_A_TEST, free_memory()
     if needed > free:
         raise DataError(
-            f"partition.test_samples: whole_labels gives the clients {tests:,} test samples together; these need "
-            f"{in_bytes(needed)} of memory, and {in_bytes(free)} are free; use a number or 'auto'"
+            f"partition.test_samples: whole_labels gives the clients {tests:,} test samples together; these "
+            f"need {in_bytes(needed)} of memory, and {in_bytes(free)} are free; use a number or 'auto'"
         )
 
 
