@@ -6,10 +6,12 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
@@ -318,32 +320,70 @@ def text_tables(
         width: of the terminal. A wider table is continued below, where the first columns are repeated.
     """
 
-    def least(place: int) -> int:
-        words = max(map(len, header[place].split()), default=1)
-        cells = [row[place] for row in rows]
-        if place >= left:
-            return max(words, *map(len, cells), 1)
-        broken = max((len(word) for cell in cells for word in cell.split()), default=1)
-        return max(words, broken, min(_LONGEST_LABEL, max(map(len, cells), default=1)))
-
-    widths = [least(place) for place in range(len(header))]
+    columns = [_ColumnWidths.of(header[i], [row[i] for row in rows], i < left) for i in range(len(header))]
     parts: list[list[int]] = []
     for place in range(left, len(header)):
-        names = [*range(left)]
-        if parts and 1 + sum(3 + widths[i] for i in (*names, *parts[-1], place)) <= width:
+        if parts and _framed(columns[i].usual for i in (*range(left), *parts[-1], place)) <= width:
             parts[-1].append(place)
         else:
             parts.append([place])
-    tables = []
+    tables: list[Table] = []
     for part in parts:
+        places = [*range(left), *part]
+        if _framed(columns[place].least for place in places) > width:
+            lines = [list(map(escape, line)) for line in (header, *rows)]
+            tables = [fitted(Table(padding=(0, 0)), lines, width, turn=False)]
+            break
+        # Rich narrows all columns of a table that is too wide, even below their min_width
+        widths = _shared(width, [columns[place] for place in places])
         table = Table(padding=(0, 1))
-        for place in (*range(left), *part):
+        for place, wide in zip(places, widths, strict=True):
             side: Literal["left", "right"] = "left" if place < left else "right"
-            table.add_column(escape(header[place]), justify=side, min_width=widths[place], overflow="fold")
+            table.add_column(escape(header[place]), justify=side, width=wide, overflow="fold")
         for row in rows:
-            table.add_row(*(escape(row[place]) for place in (*range(left), *part)))
+            table.add_row(*(escape(row[place]) for place in places))
         tables.append(table)
     return Group(*tables, *([Text(caption, style="italic")] if caption else []))
+
+
+@dataclass(frozen=True)
+class _ColumnWidths:
+    """The widths that a column of :func:`text_tables` may have, in characters.
+
+    Attributes:
+        least: no word of a heading or label is broken, and no number.
+        usual: short labels are not broken either.
+        most: nothing is broken.
+    """
+
+    least: int
+    usual: int
+    most: int
+
+    @classmethod
+    def of(cls, heading: str, cells: Sequence[str], names_rows: bool) -> _ColumnWidths:
+        longest = max(map(cell_len, cells), default=1)
+        breakable = [word for cell in cells for word in cell.split()] if names_rows else cells
+        least = max(map(cell_len, [*heading.split(), *breakable]), default=1)
+        usual = max(least, min(_LONGEST_LABEL, longest)) if names_rows else least
+        return cls(least, usual, max(usual, longest, cell_len(heading)))
+
+
+def _framed(widths: Iterable[int]) -> int:
+    """The width of a table with columns of these widths, a space on both sides of each, and borders."""
+    return 1 + sum(3 + width for width in widths)
+
+
+def _shared(width: int, columns: Sequence[_ColumnWidths]) -> list[int]:
+    """The widths of columns in a table of at most this width; the first get what is free beyond the least."""
+    widths = [column.least for column in columns]
+    spare = width - _framed(widths)
+    for wanted in ([column.usual for column in columns], [column.most for column in columns]):
+        for place, wide in enumerate(wanted):
+            wider = min(spare, wide - widths[place])
+            widths[place] += wider
+            spare -= wider
+    return widths
 
 
 def fitted(table: Table, lines: Sequence[Sequence[str]], width: int | None, turn: bool = True) -> Table:

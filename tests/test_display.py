@@ -250,6 +250,25 @@ def test_a_wide_table_of_a_study_breaks_headings_but_no_numbers(width: int) -> N
     assert printed.rstrip().endswith("The caption.")
 
 
+@pytest.mark.parametrize("width", [20, 40, 53, 60, 79, 80, 81, 82, 83, 90, 120])
+def test_no_number_of_a_studys_table_is_cut_off_at_any_width(width: int) -> None:
+    """Rich makes columns narrower than their least width rather than a table wider than the terminal."""
+    header = ["method", "alpha", "batch_size", "training.lr", "mean accuracy (%), on validation samples"]
+    rows = [
+        ["A", "0.1", "small", "0.25", "71.11"],
+        ["B, with a label of two lines", "0.3", "big", "0.5", "–"],
+    ]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(text_tables(header, rows, 3, "", width))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line) <= width for line in printed.splitlines())
+    assert "71.11" in printed
+    assert "0.25" in printed
+    if width > 40:
+        words = {*" ".join(header).split(), *" ".join(rows[1]).split()}
+        assert words <= set(printed.replace("┃", " ").replace("│", " ").split())
+
+
 def _fail(*events, error: Exception | None = None) -> None:
     with Display(Console(file=io.StringIO()), "title") as display:
         for event in events:
