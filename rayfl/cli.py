@@ -278,8 +278,12 @@ def study(
     folder = out_folder or folder_of(prepared.study)
     check_folder(folder, prepared.study)
     _say(f"{prepared.study.title or prepared.study.name}: {prepared.study.extent}")
-    with StudyDisplay(out) as display:
-        outcome = execute(prepared, folder, inline, jobs, display.watch, archive)
+    try:
+        with StudyDisplay(out) as display:
+            outcome = execute(prepared, folder, inline, jobs, display.watch, archive)
+    except KeyboardInterrupt:  # between the stages, or the second one
+        print("interrupted; the same command resumes the study", file=sys.stderr)
+        raise typer.Exit(130) from None
     if outcome.stopped and not outcome.results.runs:
         print("stopped while settings were chosen; the same command resumes the study", file=sys.stderr)
         raise typer.Exit(130)
@@ -291,8 +295,12 @@ def study(
             out.print(text_tables(table.header, table.rows, table.left, table.caption, out.width))
     for line in tables.claim_lines(outcome.judgements):
         _say(line)
+    for claim in prepared.study.claims_left_out:
+        _say(f"not checked: {claim}, which names methods that were not run")
     page, figures = ("", "") if outcome.stopped else ("study.html, ", ", figures")
     _say(f"results: {short(outcome.folder)}/ with {page}table.md, runs.csv, claims.json{figures}")
+    if outcome.stopped and (outcome.folder / "study.html").exists():
+        _say("study.html and figures/ show the study as it was before, until it has ended")
     for title, error in outcome.failed.items():
         print(f"error: {title}: {error}", file=sys.stderr)
     if outcome.stopped:

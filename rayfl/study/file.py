@@ -296,6 +296,7 @@ class StudyFile(Section):
         "were asked for; they are part of the name of the folder",
     )
     _other_methods: dict[str, Settings] = PrivateAttr(default_factory=dict)
+    _claims_left_out: tuple[Claim, ...] = PrivateAttr(())
     _source: Path | None = PrivateAttr(None)
 
     @field_validator("seeds", mode="before")
@@ -410,6 +411,11 @@ class StudyFile(Section):
         """All methods, also those that are not run now: the clients' data depend on all of them."""
         return {**self.methods, **self._other_methods}
 
+    @property
+    def claims_left_out(self) -> list[str]:
+        """The claims that are not checked, since they name methods that are not run now."""
+        return [each.claim for each in self._claims_left_out]
+
     def content(self) -> dict[str, Any]:
         """What :func:`take` reads as this study, also where only some of its methods are run."""
         only = tuple(self.methods) if self._other_methods else ()
@@ -422,7 +428,9 @@ class StudyFile(Section):
             )
             for each in self.expected
         )
-        whole = self.model_copy(update={"methods": self.all_methods, "only": only, "expected": expected})
+        claims = (*self.claims, *self._claims_left_out)
+        update = {"methods": self.all_methods, "only": only, "expected": expected, "claims": claims}
+        whole = self.model_copy(update=update)
         return whole.model_dump(mode="json")
 
     def _at_points(self, figures: float | dict[str, float]) -> float | dict[str, float]:
@@ -900,6 +908,7 @@ def _with_methods(study: StudyFile, only: Sequence[str]) -> StudyFile:
         update={"methods": methods, "expected": tuple(expected), "claims": claims, "report": report}
     )
     chosen._other_methods = {label: own for label, own in study.all_methods.items() if label not in methods}
+    chosen._claims_left_out = tuple(claim for claim in study.claims if claim not in claims)
     return chosen
 
 

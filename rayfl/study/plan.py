@@ -70,7 +70,8 @@ class PlannedRun:
     @property
     def title(self) -> str:
         """``PACFL, alpha 0.1, seed 0``."""
-        settings = {**self.point, **{name: shown(value) for name, value in self.chosen.items()}}
+        drawn = {name: f"{v:g}" if isinstance(v, float) else shown(v) for name, v in self.chosen.items()}
+        settings = {**self.point, **drawn}
         texts = [spoken(name, value) for name, value in settings.items()]
         return ", ".join([self.method, *texts, f"seed {self.seed}"])
 
@@ -299,6 +300,22 @@ def check_algorithm_settings(where: str, names: Iterable[str], configs: Iterable
     for setting in names:
         if setting.startswith("algorithm.") and (name := setting.split(".")[1]) not in fields:
             raise ConfigError(where, f"{setting}: no method has such a setting", nearest(name, fields))
+
+
+def tuned_names(study: StudyFile, label: str) -> list[str]:
+    """The settings of the search space that a method uses: ``algorithm.*`` that its algorithm has, and those
+    that the method does not set itself.
+    """
+    if study.tune is None:
+        return []
+    fields = type(resolved(study, label, points(study)[0], study.seeds[0]).algorithm).model_fields
+    own = paths_of(study.all_methods[label])
+    return [
+        name
+        for name in study.tune.space
+        if name.removesuffix(".name") not in own
+        and (not name.startswith("algorithm.") or name.split(".")[1] in fields)
+    ]
 
 
 def _separated(changes: Iterable[str]) -> tuple[list[str], list[str]]:

@@ -16,7 +16,7 @@ from rayfl.errors import Damaged
 from rayfl.events import RoundDone, RunEvent
 from rayfl.rundir import clean
 from rayfl.study.file import Settings, StudyFile, Tune
-from rayfl.study.plan import PlannedRun, contents_of, place_of, points, sources_of
+from rayfl.study.plan import PlannedRun, contents_of, place_of, points, sources_of, tuned_names
 from rayfl.study.running import Allocation, carry_out, job_of
 from rayfl.study.tuning import Chosen, planned, validation
 
@@ -148,8 +148,9 @@ def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> 
         seed=tune.seeds[0],
     )
     room = trials.Room(gpus=allocation.gpus, actors=allocation.actors, jobs=allocation.jobs)
-    tried = []
-    for settings, report in trials.search(work, how, room, Path.cwd(), stop.exists):
+    tried, used = [], tuned_names(study, label)
+    for drawn, report in trials.search(work, how, room, Path.cwd(), stop.exists):
+        settings = {name: drawn[name] for name in used}
         state = report.get("state") or ("failed" if "error" in report else "ended early")
         tried.append({"settings": settings, "score": float(report.get(metric, -math.inf)), "state": state})
     return SearchOutcome(label, tuple(tried))

@@ -118,11 +118,10 @@ class Runner:
             self.watch.stoppable(stop.ask)
             self.watch.stage(title, missing, allocation)
             jobs = [job_of(run, stop.path, allocation.execution) for run in missing]
-            if self.inline:
-                outcomes = run_inline(jobs, lambda key, event: self.watch.event(by_key[key], event))
-                self._record_outcomes(outcomes, by_key)
-            else:
-                with interruptible(stop.ask):
+            with interruptible(stop.ask):
+                if self.inline:
+                    outcomes = run_inline(jobs, lambda key, event: self.watch.event(by_key[key], event))
+                else:
                     outcomes = on_ray(
                         jobs,
                         allocation,
@@ -130,7 +129,7 @@ class Runner:
                         lambda key: self._archive_run(by_key[key]),
                         stop.path.exists,
                     )
-                    self._record_outcomes(outcomes, by_key)
+                self._record_outcomes(outcomes, by_key)
 
     def _archive_run(self, run: PlannedRun) -> None:
         """Add a run to the archive while others go on, ignoring errors: :meth:`_record_outcomes` retries."""

@@ -21,6 +21,7 @@ from rayfl.study.plan import (
     points,
     resolved,
     spoken,
+    tuned_names,
 )
 from rayfl.study.results import better, known_numbers
 from rayfl.study.running import directory_of, is_finished
@@ -110,11 +111,12 @@ def candidates(study: StudyFile) -> list[Candidate]:
         return []
     tried = math.prod(map(len, tune.space.values())) * len(points(study)) * len(tune.seeds)
     check_number(tried * len(study.methods), "runs that choose settings")
-    combinations = [
-        dict(zip(tune.space, values, strict=True)) for values in itertools.product(*tune.space.values())
-    ]
     all_candidates = []
     for label in study.methods:
+        space = {name: tune.space[name] for name in tuned_names(study, label)}
+        combinations = [
+            dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())
+        ]
         seen: set[str] = set()
         of_method = []
         for settings in combinations:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rayfl import files
@@ -16,7 +18,8 @@ from rayfl.study.page import write_page
 def write(study: Study) -> list[Path]:
     """Write all results into the study's folder; returns their paths.
 
-    Of a study that was stopped only the tables and claims are written, since figures and page take seconds.
+    Of a study that was stopped only the tables and claims are written, since figures and page take seconds;
+    those of an earlier state of the study stay. Files of a finished study's earlier states are removed.
     """
     results, folder = study.results, study.folder
     main = tables.main_table(results)
@@ -38,6 +41,29 @@ def write(study: Study) -> list[Path]:
     for name, text in contents.items():
         files.write(folder / name, text)
         written.append(folder / name)
+    if results.study.tune is None:
+        files.remove(folder / "tuned.json")  # of an earlier state of the study file
     if study.stopped:
         return written
-    return [*written, *write_figures(results, folder / "figures"), write_page(study)]
+    drawn = write_figures(results, folder / "figures")
+    _remove_older(folder / "figures", [path.name for path in drawn])
+    return [*written, *drawn, write_page(study)]
+
+
+_DRAWN = ".drawn"
+"""The file with the names of the figures that were drawn; others in their folder are the user's."""
+
+
+def _remove_older(folder: Path, drawn: Sequence[str]) -> None:
+    """Remove figures of an earlier state of the study, such as those of points that its grid no longer has.
+
+    Raises:
+        DiskError
+    """
+    names = folder / _DRAWN
+    with suppress(OSError, UnicodeDecodeError):  # the first time, there is no such file
+        for name in set(names.read_text(encoding="utf-8").splitlines()) - set(drawn):
+            if Path(name).name == name:
+                files.remove(folder / name)
+    if folder.is_dir():
+        files.write(names, "".join(f"{name}\n" for name in drawn))

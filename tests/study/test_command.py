@@ -150,10 +150,11 @@ def test_a_folder_of_runs_that_cannot_be_written_is_noticed_at_once(
 
 
 def test_a_run_that_fails_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = rayfl(
+    code, out, err = rayfl(
         capsys, "study", "typed.yaml", "--inline", "--only", "FedAvg", "training.lr=1e30", "rounds=2"
     )
     assert code == 1
+    assert "not checked: FedAvg.bytes_up > SOLO.bytes_up, which names methods that were not run" in out
     assert "error: FedAvg, seed 0: client" in err
 
 

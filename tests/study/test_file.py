@@ -243,6 +243,11 @@ def test_some_methods_may_be_run_alone(tmp_path: Path) -> None:
     assert [*sized.methods] == ["FedAvg"]
     assert take({**content, "only": ["FedAvg"]}, tmp_path).part == ("FedAvg",)
     assert take({**content, "only": ["FedAvg"]}, tmp_path, "all").part == ("all",)
+    claims = ["FLIS.ari > 0", "FedAvg.ari > 0", "FedAvg.ari > FLIS.ari"]
+    part = take({**content, "claims": claims}, tmp_path, only=["FedAvg"])
+    assert [each.claim for each in part.claims] == claims[1:2]
+    assert part.claims_left_out == [claims[0], claims[2]]
+    assert take(part.content(), tmp_path).claims_left_out == part.claims_left_out
     assert "only" not in take(content, tmp_path).model_fields_set
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,6 +179,29 @@ def test_everything_is_written(done: Any) -> None:
     assert json.loads((study.folder / "claims.json").read_text())["verdict"] == "holds"
     assert "holds" in study._repr_html_()
     assert len(repr(study)) < 300
+
+
+def test_results_of_an_earlier_state_of_the_study_do_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn(results: Results, folder: Path) -> list[Path]:
+        paths = [folder / f"accuracy-{point['training.lr']}.svg" for point in results.points]
+        folder.mkdir(exist_ok=True)
+        for path in paths:
+            path.touch()
+        return paths
+
+    monkeypatch.setattr("rayfl.study.writing.write_figures", drawn)
+    folder = tmp_path / "out"
+    few: dict[str, Any] = {"methods": {"SOLO": {"algorithm": "solo"}}, "seeds": 0, "claims": []}
+    few |= {"expected": [], "report": {}}
+    run(tmp_path, folder, grid={"training.lr": [0.05, 0.2]}, **few)
+    (folder / "figures" / "accuracy-mine.svg").touch()
+    (folder / "tuned.json").touch()  # as if it had once been tuned
+    run(tmp_path, folder, grid={"training.lr": [0.2]}, **few)
+    names = {path.name for path in (folder / "figures").glob("*.svg")}
+    assert names == {"accuracy-0.2.svg", "accuracy-mine.svg"}  # the latter is the user's
+    assert not (folder / "tuned.json").exists()
 
 
 def test_the_page_has_the_numbers_of_all_points(done: Any) -> None:
@@ -448,6 +473,23 @@ def test_what_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> None:
         for s in (undisturbed, second)
     ]
     assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_between_two_runs_stops_the_study_and_keeps_what_is_done(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    values = {**SMALL, "grid": {}, "seeds": 0, "claims": [], "expected": [], "report": {}}
+    prepared = prepare(take(values, tmp_path, settings=[f"output.root={tmp_path / 'runs'}", "rounds=2"]))
+    assert len(prepared.runs) == 2
+    watch = Watch(done=lambda run, outcome: os.kill(os.getpid(), number))
+    study = execute(prepared, tmp_path / "out", inline=True, watch=watch, archive=tmp_path / "archive")
+    assert study.stopped
+    assert study.results.finished == len(list((tmp_path / "archive").glob("*.zip"))) == 1
+    assert study.runs["state"].tolist() == ["finished", "missing"]
+    assert (study.folder / "table.md").is_file()
+    assert not list(study.folder.glob(".stop-*"))
+    assert not execute(prepared, tmp_path / "out", inline=True, archive=tmp_path / "archive").stopped
 
 
 def whole(values: dict[str, Any], root: Path, watch: Watch | None = None) -> Any:

@@ -125,6 +125,7 @@ def test_a_single_value_is_what_is_chosen(tmp_path: Path) -> None:
     study = run(tmp_path, methods=methods, tune=tune, seeds=[0])
     assert {run.config.training.lr for run in study.results.runs} == {0.15}
     assert [each["method"] for each in study.tuned] == ["FedAvg", "FedAdam", "FedAdam"]
+    assert [len(each["settings"]) for each in study.tuned] == [1, 2, 2]  # FedAvg has no server_lr
     assert study.runs["training.lr"].tolist() == [0.15, 0.15]  # chosen, though it is the same in all runs
 
 
