@@ -49,11 +49,25 @@ RAMP = ["#08306b", "#08519c", "#2171b5", "#4292c6", "#6baed6", "#9ecae1", "#c6db
 
 @dataclass(frozen=True)
 class Line:
-    """A line of :func:`curves`: its name, and the columns with its points; ``hollow`` marks estimates."""
+    """A line of :func:`curves`, or a point of :func:`pareto`.
+
+    Attributes:
+        name: of what it shows.
+        columns: with its points.
+        hollow: the column that marks estimates.
+        place: which colour and dashes it has, so that the same thing looks the same in all charts of a page;
+            None: its place among the lines of the chart.
+    """
 
     name: str
     columns: Mapping[str, Sequence[Any]]
     hollow: str = ""
+    place: int | None = None
+
+    def look(self, among: int) -> tuple[str, int]:
+        """The colour, and how often the colours were used up before it; ``among``: its place in the chart."""
+        place = among if self.place is None else self.place
+        return f"${place % COLOURS}", place // COLOURS
 
 
 @dataclass(frozen=True)
@@ -88,7 +102,7 @@ def curves(
     sources = [_columns(line, wanted) for line in lines]
     series: list[dict[str, Any]] = []
     for i, line in enumerate(lines):
-        colour = f"${i % COLOURS}"
+        colour, repeated = line.look(i)
         series.append(
             {
                 "type": "custom",
@@ -115,7 +129,7 @@ def curves(
                 "itemStyle": {"color": colour},
                 "emphasis": {"focus": "series"},
                 "blur": {"lineStyle": {"opacity": 0.25}},
-                "lineStyle": {"color": colour, "width": 2, "type": DASHES[i // COLOURS % len(DASHES)]},
+                "lineStyle": {"color": colour, "width": 2, "type": DASHES[repeated % len(DASHES)]},
             }
         )
 
@@ -430,6 +444,7 @@ def pareto(
     )
     series: list[dict[str, Any]] = []
     for i, line in enumerate(lines):
+        colour, repeated = line.look(i)
         dot = {
             "type": "scatter",
             "name": line.name,
@@ -437,7 +452,7 @@ def pareto(
             "symbolSize": 13,
             "z": 3,
             "encode": {"x": x.column, "y": y.column},
-            "itemStyle": {"color": f"${i % COLOURS}"},
+            "itemStyle": {"color": colour},
             "label": {
                 "show": bool(places[i]),
                 "position": places[i],
@@ -449,7 +464,7 @@ def pareto(
                     else {}
                 ),
             },
-            "symbol": ("circle", "diamond", "triangle", "rect")[i // COLOURS % 4],
+            "symbol": ("circle", "diamond", "triangle", "rect")[repeated % 4],
             "tip": {"rows": tip},
         }
         series.append(dot)
@@ -459,7 +474,7 @@ def pareto(
                 series.append({**interval, "name": line.name, "datasetIndex": i})
     last = [{name: [values[-1]] for name, values in line.columns.items() if len(values)} for line in lines]
     caption = ""
-    front = _pareto_front(
+    front = pareto_front(
         [(row[x.column][0], row[y.column][0]) for row in last if {x.column, y.column} <= set(row)]
     )
     if ranked and len(front) > 1:
@@ -495,7 +510,7 @@ def pareto(
     )
 
 
-def _pareto_front(points: Sequence[tuple[Any, Any]]) -> list[list[float]]:
+def pareto_front(points: Sequence[tuple[Any, Any]]) -> list[list[float]]:
     """The Pareto front: the points for which no other has a smaller first and a larger second coordinate."""
     ordered = sorted((x, -y) for x, y in points if x is not None and y is not None)
     front: list[list[float]] = []

@@ -440,13 +440,13 @@ def _over_rounds(lines: Sequence[Line]) -> Section | None:
 
 def _trade_off(comparison: Comparison) -> Section | None:
     lines = []
-    for group in comparison.groups:
+    for place, group in enumerate(comparison.groups):
         accuracy, up, down = (group.interval(c) for c in ("accuracy_mean", "bytes_up", "bytes_down"))
         if not (accuracy.n and up.n and down.n):
             continue
         low, high = (accuracy.low, accuracy.high) if accuracy.bounded else (None, None)
         values = {"accuracy": accuracy.mean, "low": low, "high": high, "bytes": round(up.mean + down.mean)}
-        lines.append(Line(group.name, {name: [value] for name, value in values.items()}))
+        lines.append(Line(group.name, {name: [value] for name, value in values.items()}, place=place))
     if len(lines) < 2:
         return None
     y = Metric("accuracy", "test accuracy, mean over clients (%)", "percent:1", "low", "high")

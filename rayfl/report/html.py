@@ -356,7 +356,8 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
             hollow = ""
             if "estimated_from" in rows and rows["estimated_from"].notna().any():
                 hollow, shown["estimated"] = "estimated", rows["estimated_from"].notna().tolist()
-            lines.append(Line(f"{kind} {_id_text(i)}", shown, hollow))
+            place = int(i) if i >= 0 else None  # the colour that it has on the map
+            lines.append(Line(f"{kind} {_id_text(i)}", shown, hollow, place))
         choices = known(
             [
                 Metric("accuracy_mean", "test accuracy, mean (%)", "percent:1"),

@@ -10,6 +10,7 @@ const PALETTES = {
     ink: "#e6e6e6", quiet: "#9aa0a6", line: "#34383d", page: "#17191c", soft: "#202327" },
 };
 const MORE = ["#882255", "#44AA99", "#999933", "#AA4499", "#6699CC", "#661100", "#888888"];  // for many clusters
+const LONGEST_NAME = 17;  // letters beside a narrow chart
 const FONT = getComputedStyle(document.body).fontFamily;
 
 function element(tag, attributes = {}, ...children) {
@@ -106,6 +107,12 @@ function filledIn(value, slider, naming = false) {
 }
 
 const COLOURED = new Set(["color", "borderColor", "backgroundColor"]);
+
+// The start and the end of a name: methods that differ in a setting have it at the end.
+function shortened(name, most) {
+  const letters = [...String(name)], kept = most - 1, first = kept >> 1;
+  return letters.length <= most ? String(name) : `${letters.slice(0, first).join("")}…${letters.slice(first - kept).join("")}`;
+}
 
 function painted(value, palette, key = "") {
   if (typeof value === "string") return COLOURED.has(key) && value[0] === "$" ? palette[value.slice(1)] : value;
@@ -279,7 +286,7 @@ class Chart {
   }
 
   axis(axis, across, narrow) {
-    const palette = this.palette, format = axis.format;
+    const palette = this.palette, format = axis.format, named = axis.type === "category" && !across;
     Object.assign(axis, {
       nameTextStyle: { color: palette.quiet, ...(across ? {} : { align: "left", padding: [0, 0, 4, 0] }) },
       ...(across ? { nameLocation: "middle", nameGap: 30 } : { nameLocation: axis.inverse ? "start" : "end" }),
@@ -287,9 +294,9 @@ class Chart {
       axisTick: { show: false },
       splitLine: { show: !across || axis.type === "value", lineStyle: { color: palette.line }, ...axis.splitLine },
       axisLabel: {
-        color: palette.quiet, hideOverlap: true, ...(axis.type === "category" && !across ? { width: narrow ? 90 : 180, overflow: "truncate" } : {}),
+        color: palette.quiet, hideOverlap: true, ...(named ? { width: narrow ? 140 : 180, overflow: "truncate" } : {}),
         ...(format ? { formatter: (value) => tick(value, format) } : {}), ...axis.axisLabel,
-        ...(narrow && axis.axisLabel?.overflow === "break" ? { overflow: "truncate" } : {}),
+        ...(narrow && named ? { overflow: "truncate", formatter: (name) => shortened(name, LONGEST_NAME) } : {}),
       },
       ...(across && axis.type === "value" ? { splitNumber: narrow ? 3 : 6 } : {}),
       ...(format?.startsWith("percent") && axis.type === "value" ? withinPercent(axis.scale, across ? (narrow ? 3 : 6) : 5) : {}),
@@ -346,7 +353,7 @@ class Chart {
       const [pale, full] = this.ramp = dark() ? ["#33475a", "#8fd0ff"] : ["#c6dbef", "#08306b"];
       return (value) => value === null || value === undefined ? this.palette.line : mixed(pale, full, Math.min(1, Math.max(0, (value - rule.least) / (rule.most - rule.least))));
     }
-    const colours = [0, 1, 2, 3, 4, 5].map((i) => this.palette[i]).concat(MORE);
+    const colours = [0, 1, 2, 3, 4, 5, 6].map((i) => this.palette[i]).concat(MORE);
     const known = [...new Set(values)].filter((v) => v !== null && v !== -1).sort((a, b) => a > b ? 1 : -1);
     this.kinds = known.map((value, i) => [value, colours[(Number.isInteger(value) && value >= 0 ? value : i) % colours.length]]);
     const of = new Map(this.kinds);

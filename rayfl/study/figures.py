@@ -25,6 +25,7 @@ from rayfl import files
 from rayfl.errors import Damaged, RayflError
 from rayfl.report import figures as report_figures
 from rayfl.report import maps
+from rayfl.report.charts import pareto_front
 from rayfl.report.figures import LIGHT, Picture
 from rayfl.report.files import RunFiles
 from rayfl.rundir import RunDirectory
@@ -59,6 +60,9 @@ _MOST_METHODS = len(LIGHT.series) * len(_DASHES)
 
 _FEW_NAMES = 6
 """The largest number of entries of a legend inside the axes; longer legends are below them."""
+
+_SHORT_NAME = 12
+"""The largest number of letters of names below the axes, where they are turned."""
 
 Draw = Callable[[Any, Results, Mapping[str, str]], bool]
 
@@ -227,9 +231,9 @@ def curves_of(
 
 
 def _method_style(place: int) -> tuple[str, str, str]:
-    """The colour, dashes and marker of a method."""
+    """The colour, dashes and marker of a method: neighbours differ in all three, for prints in grey."""
     series = LIGHT.series
-    style = place // len(series) % len(_DASHES)
+    style = place % len(_DASHES)
     return series[place % len(series)], _DASHES[style], _MARKERS[style]
 
 
@@ -313,7 +317,8 @@ def _draw_clients(axes: Any, results: Results, point: Mapping[str, str]) -> bool
     if not by_method:
         return False
     values, names = [values for _, values in by_method], [_escaped(label) for label, _ in by_method]
-    horizontal = len(by_method) > _FEW_NAMES  # labels side by side would cover each other
+    # Labels side by side would cover each other, or take the room of the boxes
+    horizontal = len(by_method) > _FEW_NAMES or max(map(len, names)) > _SHORT_NAME
     axes.boxplot(  # as on the pages: whiskers to the minimum and maximum, the mean a diamond
         values,
         widths=0.6,
@@ -349,6 +354,10 @@ def _draw_pareto(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
         color, _, marker = _method_style(labels.index(label))
         name = _escaped(label)
         axes.errorbar(sent / scale, accuracy.mean, error, fmt=marker, markersize=4, color=color, label=name)
+    front = pareto_front([(sent / scale, accuracy.mean) for sent, accuracy in places.values()])
+    if len(front) > 1:
+        style: dict[str, Any] = {"color": LIGHT.quiet, "linewidth": 0.8, "linestyle": "--", "zorder": 0}
+        axes.step(*zip(*front, strict=True), where="post", label="Pareto front", **style)
     axes.set_xlabel(f"sent up and down ({unit})")
     _percent_axis(axes)
     return True

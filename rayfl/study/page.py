@@ -225,7 +225,7 @@ def _trade_off(results: Results) -> Section | None:
     charts = {}
     for point in results.points:
         lines = []
-        for label in results.study.methods:
+        for place, label in enumerate(results.study.methods):
             accuracy, up, down = (
                 results.interval(label, point, c) for c in ("accuracy_mean", "bytes_up", "bytes_down")
             )
@@ -233,7 +233,7 @@ def _trade_off(results: Results) -> Section | None:
                 low, high = (accuracy.low, accuracy.high) if accuracy.bounded else (None, None)
                 sent = round(up.mean + down.mean)
                 values = {"accuracy": accuracy.mean, "low": low, "high": high, "bytes": sent}
-                lines.append(Line(label, {name: [value] for name, value in values.items()}))
+                lines.append(Line(label, {name: [value] for name, value in values.items()}, place=place))
         if len(lines) > 1:
             y = Metric("accuracy", "test accuracy, mean over clients (%)", "percent:1", "low", "high")
             x = Metric("bytes", "bytes sent, up and down", "size")
