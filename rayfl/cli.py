@@ -405,7 +405,8 @@ def cluster(
     show(clusterings, out)
     for line in [*unfit, *refused]:
         _say(f"left out: {line}")
-    for path in clustering.write(clusterings, out_folder or Path(f"cluster-{first.name}")):
+    folder = out_folder or Path(f"cluster-{first.name}")
+    for path in clustering.write(clusterings, folder, clustering.title_of(first)):
         _say(f"written: {short(path)}")
 
 

@@ -93,7 +93,12 @@ def _cluster(config: Config) -> ClusteringResult:
     )
 
 
-def write(results: Sequence[ClusteringResult], folder: Path) -> list[Path]:
+def title_of(config: Config) -> str:
+    """The title of the page: whose clients are clustered."""
+    return f"Clusters of {config.data.name}, {config.partition.name} partition, seed {config.seed}"
+
+
+def write(results: Sequence[ClusteringResult], folder: Path, title: str) -> list[Path]:
     """Write a page and a JSON file for all methods, and a picture for each: distances, dendrogram, threshold.
 
     The numbers of a picture are in an .npz file next to it, in SciPy's format: ``distances`` (the condensed
@@ -111,7 +116,7 @@ def write(results: Sequence[ClusteringResult], folder: Path) -> list[Path]:
         if present:
             paths.append(path.with_suffix(".npz"))
             np.savez_compressed(paths[-1], **present)  # type: ignore[arg-type]
-    return [*paths, page.write(folder / "index.html", page_of(results, folder.resolve().name))]
+    return [*paths, page.write(folder / "index.html", page_of(results, title))]
 
 
 def _to_dict(result: ClusteringResult) -> dict[str, Any]:

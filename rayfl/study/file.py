@@ -699,7 +699,9 @@ def take(
         raise ArgumentError("seeds", str(error)) from None
     base, plugins = _located(study.base, folder), tuple(_located(each, folder) for each in study.plugins)
     named_seeds = "" if seeds is None else f"seeds{seeds}"
-    part = (*study.part, *filter(None, [size, *(only or listed), named_seeds, *settings]))
+    # Where the runs are kept makes no other study
+    naming = [text for text in settings if text.split("=")[0].split(".")[0].strip() != "output"]
+    part = (*study.part, *filter(None, [size, *(only or listed), named_seeds, *naming]))
     update = {**seed_update, "base": base, "plugins": plugins, "part": part}
     return study.model_copy(update=update)
 

@@ -17,7 +17,7 @@ from rayfl.study import searching, tables, tuning
 from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, StudyFile, shown
 from rayfl.study.plan import PlannedRun, hashed_settings, place_of, plan, points
-from rayfl.study.results import MOST_GROUPS, Results, check_column, group_of
+from rayfl.study.results import MOST_GROUPS, Results, check_column, group_of, title_of
 from rayfl.study.running import is_finished
 
 _MOST_SECONDS = 60.0
@@ -76,6 +76,7 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
     configs = [run.config for run in runs]
     for where, name in prepared.named:
         check_column(name, where, configs)
+    _check_percentages(study)
     if check_data:
         checked = set()
         for run in runs:
@@ -85,6 +86,29 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
                 check(c)
             checked.add(parts)
     return prepared
+
+
+def _check_percentages(study: StudyFile) -> None:
+    """Refuse published figures that cannot be percentages where the column has these, and fractions.
+
+    Raises:
+        ConfigError
+    """
+    for published in study.expected:
+        if not title_of(published.column).endswith("(%)"):
+            continue
+        figures = [
+            (label, figure)
+            for label, at in published.figures.items()
+            for figure in (at.values() if isinstance(at, Mapping) else [at])
+        ]
+        for label, figure in figures:
+            if not 0 <= figure <= 100:
+                what = f"{figure:g} is no percentage, which {published.column} is"
+                raise ConfigError(f"expected: {label}", what, "expected 0 to 100")
+        if all(0 < figure <= 1 for _, figure in figures):
+            what = f"all figures of {published.source!r} are at most 1, but {published.column} is in percent"
+            raise ConfigError("expected", what, "multiply them by 100")
 
 
 def _check_axes(study: StudyFile, runs: Sequence[PlannedRun]) -> None:

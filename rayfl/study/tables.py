@@ -232,7 +232,15 @@ def rank_table(results: Results) -> TextTable | None:
     caption = "Mean ranks over seeds and points of the grid at which every method has the number; 1 is best."
     if any(column.startswith(("rounds_to", "bytes_to")) for column in columns):
         caption += " A method that never reaches a target comes last."
-    unranked = [title_of(column) for column in columns if all(map(math.isnan, ranks[column].values()))]
+    incomplete = [column for column in columns if all(map(math.isnan, ranks[column].values()))]
+    unranked = [title_of(column) for column in incomplete]
+    failed = [
+        label
+        for label in results.study.methods
+        if all(math.isnan(ranks[c][label]) for c in columns if c not in incomplete)
+    ]
+    if failed:
+        caption += f" Not ranked, since it has no number: {', '.join(failed)}."
     if unranked:
         caption += f" At no seed and point do all methods have {' or '.join(unranked)}."
     return TextTable(tuple(header), tuple(rows), 1, caption)

@@ -15,7 +15,7 @@ from rayfl.algorithms import ALGORITHMS
 from rayfl.config import Config
 from rayfl.config.reading import item
 from rayfl.config.text import dump, parse
-from rayfl.errors import RayflError
+from rayfl.errors import ConfigError, RayflError
 from rayfl.study import prepare, read, take
 from rayfl.study.file import points_of, seeds_of
 from rayfl.study.plan import plan
@@ -264,6 +264,9 @@ def test_the_copy_of_a_part_is_that_part(tmp_path: Path) -> None:
     assert again.columns == study.columns
     assert again.part == ("one", "FedAvg", "PACFL", "seeds5", "training.epochs=1")
     assert take(again.content(), tmp_path, seeds="6").part == (*again.part, "seeds6")
+    elsewhere = ["output.root=/elsewhere", "output={root: /elsewhere}"]  # the same runs, kept elsewhere
+    assert take(values, tmp_path, settings=elsewhere[:1]).part == ()
+    assert take(values, tmp_path, settings=[*elsewhere[1:], "rounds=3"]).part == ("rounds=3",)
 
 
 def test_the_copy_may_be_run_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -732,6 +735,27 @@ def test_a_size_may_have_fewer_points_than_the_figures(tmp_path: Path) -> None:
     expected = [{"source": "x", "figures": {"FedAvg": {0.1: 77.3, 0.3: 80}}}]
     study = take(changed(expected=expected, sizes=sizes, claims=[]), tmp_path, "one")
     assert list(study.axes["training.lr"]) == ["0.1"]
+
+
+@pytest.mark.parametrize(
+    ("figures", "text"),
+    [
+        (
+            {"FedAvg": 910},
+            "expected: FedAvg: 910 is no percentage, which accuracy_mean is; expected 0 to 100",
+        ),
+        ({"FedAvg": {0.1: 77.3, 0.3: -1}}, "expected: FedAvg: -1 is no percentage"),
+        ({"FedAvg": {0.1: 0.773, 0.3: 0.81}}, "expected: all figures of 'x' are at most 1"),
+    ],
+)
+def test_figures_that_are_no_percentages_are_refused(
+    figures: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        prepare(take(changed(expected=[{"source": "x", "figures": figures}]), tmp_path), check_data=False)
+    assert text in str(raised.value)
+    losses = [{"source": "x", "column": "loss_mean", "figures": {"FedAvg": 0.7}}]
+    prepare(take(changed(expected=losses), tmp_path), check_data=False)
 
 
 @pytest.mark.parametrize(("values", "text"), BAD, ids=[text for _, text in BAD])
