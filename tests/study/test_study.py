@@ -481,7 +481,12 @@ def test_a_signal_between_two_runs_stops_the_study_and_keeps_what_is_done(
     values = {**SMALL, "grid": {}, "seeds": 0, "claims": [], "expected": [], "report": {}}
     prepared = prepare(take(values, tmp_path, settings=[f"output.root={tmp_path / 'runs'}", "rounds=2"]))
     assert len(prepared.runs) == 2
-    watch = Watch(done=lambda run, outcome: signal.raise_signal(number))
+
+    def interrupt(run: Any, outcome: Any) -> None:
+        if outcome.state == "finished":
+            signal.raise_signal(number)
+
+    watch = Watch(done=interrupt)
     study = execute(prepared, tmp_path / "out", inline=True, watch=watch, archive=tmp_path / "archive")
     assert study.stopped
     assert study.results.finished == len(list((tmp_path / "archive").glob("*.zip"))) == 1
