@@ -16,7 +16,7 @@ from scipy.spatial.distance import pdist, squareform
 
 import rayfl
 from rayfl.clustering.linkage import number_by_first
-from rayfl.commands.cluster import cluster_without_training, write
+from rayfl.commands.cluster import cluster_without_training, title_of, write
 from rayfl.config import load
 from rayfl.errors import ConfigError
 from rayfl.report.clusterings import _draw_matrix, show
@@ -41,9 +41,11 @@ def test_as_a_run_finds_them(method: str, settings: dict[str, Any]) -> None:
 def test_the_files_say_what_was_found(settings: dict[str, Any], tmp_path: Path) -> None:
     configs = [load({**settings, **CLUSTERS, "algorithm": name}) for name in ("pacfl", "mt_hfl")]
     found, _ = cluster_without_training(configs)
-    paths = write(found, tmp_path / "out")
+    paths = write(found, tmp_path / "out", title_of(configs[0]))
     names = ["clusters.json", "pacfl.png", "pacfl.npz", "mt_hfl.png", "mt_hfl.npz", "index.html"]
     assert [p.name for p in paths] == names
+    title = f"Clusters of digits, {configs[0].partition.name} partition, seed {configs[0].seed}"
+    assert f"<title>{title}" in paths[-1].read_text()
     with np.load(paths[2]) as arrays:
         distances, tree = arrays["distances"], arrays["linkage"]
     cut = number_by_first(fcluster(tree, 3, "maxclust"))
@@ -62,7 +64,7 @@ def test_the_page_has_maps_and_matrices_in_the_order_of_the_dendrogram(
 ) -> None:
     (found,), _ = cluster_without_training([load({**settings, **CLUSTERS, "algorithm": "pacfl"})])
     named = replace(found, names=np.array([f"c{i}" for i in range(9)]))
-    page = write([named], tmp_path / "out")[-1].read_text()
+    page = write([named], tmp_path / "out", "Clusters")[-1].read_text()
     assert titles(page) == ["pacfl", "Clients"]
     data = values(page)["data"]["clients"]
     assert data["client"][:2] == ["c0", "c1"]
@@ -116,7 +118,7 @@ def test_a_single_client_is_drawn_without_a_tree(settings: dict[str, Any], tmp_p
     config = load({**settings, "algorithm": "pacfl", "partition": {"name": "iid", "clients": 1}})
     found, _ = cluster_without_training([config])
     assert found[0].clusters.labels.tolist() == [0]
-    assert write(found, tmp_path)[1].read_bytes().startswith(b"\x89PNG")
+    assert write(found, tmp_path, "Clusters")[1].read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_matrix_names_the_clients_in_its_order(settings: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ def test_bins_end_at_round_numbers(values: list[float]) -> None:
 
 def test_the_front_is_what_no_other_beats() -> None:
     points = [(1.0, 10.0), (2.0, 9.0), (3.0, 30.0), (3.0, 20.0), (2.5, 12.0), (None, 99.0)]
-    assert charts._pareto_front(points) == [[1.0, 10.0], [2.5, 12.0], [3.0, 30.0]]
+    assert charts.pareto_front(points) == [[1.0, 10.0], [2.5, 12.0], [3.0, 30.0]]
 
 
 @pytest.mark.parametrize(("dark", "first"), [("low", charts.RAMP[0]), ("high", charts.RAMP[-1])])

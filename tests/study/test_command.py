@@ -220,7 +220,7 @@ def test_a_part_of_a_study_has_a_folder_of_its_own() -> None:
         return folder_of(take(values, Path(), **chosen))
 
     assert part(size="smoke", only=["FedAvg"], seeds="0-9") == Path("studies/typed-smoke-FedAvg-seeds0-9")
-    assert part(settings=["output.root=/tmp/x"]) == Path("studies/typed-output.root=_tmp_x")
+    assert part(settings=["rounds=3", "output.root=/tmp/x"]) == Path("studies/typed-rounds=3")
     long = [part(settings=[f"data.path={'x' * 300}{end}"]) for end in "ab"]
     assert long[0] != long[1]
     assert len(long[0].name) <= 120
