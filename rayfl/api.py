@@ -14,7 +14,7 @@ from rayfl import plugins
 from rayfl.config import BLOCK_SETTINGS, CHANGEABLE, Config, changes, load
 from rayfl.config.kinds import KINDS
 from rayfl.config.reading import continued
-from rayfl.errors import ConfigError, DataError, DiskError, Held, Interrupted, RayflError
+from rayfl.errors import ClientError, ConfigError, DataError, DiskError, Held, Interrupted, RayflError
 from rayfl.events import Begun, Finished, Listener, Note, RoundDone, RunEvent
 from rayfl.monitor import Monitor, Status
 from rayfl.notebook import listener
@@ -253,6 +253,7 @@ def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Res
         with (
             directory.locked(lambda text: heeded(Note(text))),
             directory.publishing(),
+            _recording_divergence(directory, config.rounds),
             Monitor(_status(config, directory), directory.path, heeded, exports(config)) as listen,
         ):
             if config.execution.backend == "ray":
@@ -263,6 +264,19 @@ def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Res
                 else:
                     drive_on_ray(config, directory, listen, stop)
     return Result(directory.path)
+
+
+@contextlib.contextmanager
+def _recording_divergence(directory: RunDirectory, rounds: int) -> Iterator[None]:
+    """Record in the run directory that training diverged, so that a study does not repeat it in vain."""
+    directory.forget_divergence()  # it is tried again
+    try:
+        yield
+    except ClientError as error:
+        if error.diverged:
+            with contextlib.suppress(DiskError):
+                directory.write_divergence(rounds, error)
+        raise
 
 
 def _status(config: Config, directory: RunDirectory) -> Status:

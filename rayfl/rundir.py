@@ -44,7 +44,17 @@ from rayfl.data.arrays import fingerprint
 from rayfl.data.events import Stage
 from rayfl.data.federation import division
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, Damaged, DataError, DiskError, Held, RayflError, not_a_run, one_line
+from rayfl.errors import (
+    ClientError,
+    ConfigError,
+    Damaged,
+    DataError,
+    DiskError,
+    Held,
+    RayflError,
+    not_a_run,
+    one_line,
+)
 from rayfl.remote import Remote, is_url, newest, plain, split, staging
 
 if TYPE_CHECKING:
@@ -115,6 +125,10 @@ _MANY_ROWS = 1_000
 """Tables with at least this many rows are converted to text by Arrow."""
 
 _LONGEST_NAME = 97
+
+
+DIVERGED = "diverged.json"
+"""The record of a run whose training diverged."""
 
 
 class RunDirectory:
@@ -315,6 +329,22 @@ class RunDirectory:
             return 0
         whole = rounds == summary.get("rounds") and clients == summary.get("clients", clients)
         return rounds if whole else 0
+
+    def write_divergence(self, rounds: int, error: ClientError) -> None:
+        """Record that training diverged: repeated with as many rounds, it would do so again."""
+        self.write_json(DIVERGED, {"rounds": rounds, "error": " ".join(str(error).split())})
+
+    def forget_divergence(self) -> None:
+        """Remove the record: the run is tried again."""
+        files.remove(self.path / DIVERGED)
+
+    def divergence(self, rounds: int) -> str:
+        """Why training diverged in a run of as many rounds; empty if it did not, or is unknown."""
+        with contextlib.suppress(Damaged):
+            recorded = self.read_json(DIVERGED) or {}
+            if recorded.get("rounds") == rounds:
+                return str(recorded.get("error", ""))
+        return ""
 
     def check_files(self) -> None:
         """Refuse folders, pipes and the like where the run writes files, and files that it may not read.

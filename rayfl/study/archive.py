@@ -11,7 +11,7 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from rayfl import files
 from rayfl.config import reload
 from rayfl.config.text import NOT_YAML, dump, parse
 from rayfl.errors import ConfigError, Damaged, Held, RayflError
-from rayfl.rundir import RunDirectory
+from rayfl.rundir import DIVERGED, RunDirectory
 from rayfl.study.inputs import portable_settings
 from rayfl.study.plan import PlannedRun, key_of
-from rayfl.study.running import directory_of, is_finished, name_of
+from rayfl.study.running import directory_of, has_ended, is_finished, name_of
 
 _CONFIG, _SUMMARY, _ENVIRONMENT = "config.yaml", "summary.json", "environment.json"
+_ENDS = (_SUMMARY, DIVERGED)
+"""The files one of which a run that has ended has."""
 
 _TABLES = (
     "rounds.csv",
@@ -46,7 +48,8 @@ _EARLIEST = (1980, 1, 1, 0, 0, 0)
 
 
 def add(runs: Sequence[PlannedRun], archive: Path) -> list[Path]:
-    """Add finished runs to an archive, unless it has them; returns the new files.
+    """Add runs that are finished, or whose training diverged, to an archive that does not have them; returns
+    the new files.
 
     Folders of this machine are left out: ``output.root``, and those of plug-ins and of the user's files.
 
@@ -55,7 +58,7 @@ def add(runs: Sequence[PlannedRun], archive: Path) -> list[Path]:
         DiskError
     """
     archived = _archived_files(archive)
-    missing = {run.key: run for run in runs if run.key not in archived and is_finished(run)}
+    missing = {run.key: run for run in runs if run.key not in archived and has_ended(run)}
     if missing:
         files.make(archive, parents=True)
     return [_pack(run, archive / f"{name_of(run)}.zip") for run in missing.values()]
@@ -67,7 +70,8 @@ def _pack(run: PlannedRun, path: Path) -> Path:
     contents = {name: path.read_bytes() for name, path in tables.items() if path.is_file()}
     environment = directory.read_json(_ENVIRONMENT) or {}
     contents[_ENVIRONMENT] = _json({name: environment[name] for name in _ARCHIVED if name in environment})
-    contents[_SUMMARY] = _json(directory.read_json(_SUMMARY))
+    end = _SUMMARY if is_finished(run) else DIVERGED
+    contents[end] = _json(directory.read_json(end))
     contents[_CONFIG] = _portable_config(run).encode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
@@ -79,7 +83,7 @@ def _pack(run: PlannedRun, path: Path) -> Path:
 
 
 def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
-    """Unpack the runs that are in the archive and not finished here; returns those that were unpacked.
+    """Unpack the runs that are in the archive and have not ended here; returns those that were unpacked.
 
     A run that was begun here is replaced, unless it was resumed with another number of rounds. A run that
     another process is executing is left to that process.
@@ -91,7 +95,7 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
     """
     archived, restored = _archived_files(archive), []
     missing = [
-        run for run in runs if run.key in archived and not is_finished(run) and not _has_other_rounds(run)
+        run for run in runs if run.key in archived and not has_ended(run) and not _has_other_rounds(run)
     ]
     for run in {run.key: run for run in missing}.values():
         contents = _unpack(archived[run.key], run)
@@ -101,11 +105,12 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
             directory.clear()  # models and checkpoints of a begun run do not belong to the archived one
             directory.write_config(run.config)  # the paths of this machine
             for name, data in contents.items():
-                if name not in (_CONFIG, _SUMMARY):
+                if name != _CONFIG and name not in _ENDS:
                     files.write(directory.path / name, data)
-            files.write(directory.path / _SUMMARY, contents[_SUMMARY])  # last: with it the run is finished
+            end = _end_of(contents)
+            files.write(directory.path / end, contents[end])  # last: with it the run has ended
             restored.append(run)
-            if not is_finished(run):
+            if not has_ended(run):
                 raise _unusable(archived[run.key], "its tables are not those of a finished run")
     return restored
 
@@ -133,13 +138,13 @@ def _unpack(path: Path, run: PlannedRun) -> dict[str, bytes]:
     Raises:
         Damaged, ConfigError
     """
-    expected = {_CONFIG, _SUMMARY, _ENVIRONMENT, *_TABLES}
+    expected = {_CONFIG, *_ENDS, _ENVIRONMENT, *_TABLES}
     try:
         with zipfile.ZipFile(files.regular(path)) as packed:
             contents = {name: packed.read(name) for name in packed.namelist() if name in expected}
             key = packed.comment.decode()
         settings = dict(parse(contents[_CONFIG].decode()))
-        rounds = json.loads(contents[_SUMMARY])["rounds"]
+        rounds = json.loads(contents[_end_of(contents)])["rounds"]
         settings["plugins"] = []  # the study has imported them
         # Earlier versions wrote no key. They archived no paths, so the key can be computed from the config.
         key = key or key_of(reload(settings))
@@ -159,6 +164,11 @@ def _unpack(path: Path, run: PlannedRun) -> dict[str, bytes]:
     if key != run.key or rounds != run.config.rounds:
         raise ConfigError(str(path), "holds another run than its file name says", "remove it")
     return contents
+
+
+def _end_of(contents: Mapping[str, bytes]) -> str:
+    """The file that says how a run ended; its summary, if it has one."""
+    return next((name for name in _ENDS if name in contents), _SUMMARY)
 
 
 def _unusable(path: Path, reason: str) -> Damaged:

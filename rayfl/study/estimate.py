@@ -26,7 +26,7 @@ from rayfl.servers.driver import Driver
 from rayfl.servers.rounds import Round
 from rayfl.study import archive as archives
 from rayfl.study.plan import PlannedRun
-from rayfl.study.running import allocate, directory_of, fetch, is_finished, rounds_done
+from rayfl.study.running import allocate, directory_of, fetch, is_finished, rounds_done, unfinished
 from rayfl.units import duration, size
 
 
@@ -37,6 +37,7 @@ class Estimate:
     Attributes:
         runs: number of runs of the study.
         finished: runs that are finished.
+        diverged: runs whose training diverged, which are not repeated.
         begun: runs that will be resumed.
         rounds: rounds that remain.
         seconds: of work, over all runs.
@@ -48,6 +49,7 @@ class Estimate:
 
     runs: int
     finished: int
+    diverged: int
     begun: int
     rounds: int
     seconds: float
@@ -58,9 +60,10 @@ class Estimate:
 
     def lines(self) -> list[str]:
         """The estimate as text."""
-        missing = self.runs - self.finished
+        missing = self.runs - self.finished - self.diverged
+        diverged = f"{self.diverged} diverged, " if self.diverged else ""
         lines = [
-            f"{self.runs} runs: {self.finished} finished, {self.begun} to resume, "
+            f"{self.runs} runs: {self.finished} finished, {diverged}{self.begun} to resume, "
             f"{missing - self.begun} new; {self.rounds:,} rounds"
         ]
         if missing:
@@ -97,37 +100,38 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None, archive: Path 
         archives.restore(runs, archive)
     by_key = {run.key: run for run in runs}
     finished = [run for run in by_key.values() if is_finished(run)]
-    unfinished = [run for run in by_key.values() if not is_finished(run)]
+    missing = unfinished(runs)
     costs: dict[str, _Cost] = {}
     for run in finished:
         costs.setdefault(_speed_key(run), _recorded_cost(RunDirectory(directory_of(run))))
     timed = 0
     untimed: list[str] = []
-    for run in unfinished:
+    for run in missing:
         if _speed_key(run) not in costs:
             costs[_speed_key(run)], error = _timed_cost(run)
             timed += not error
             untimed += [f"a round of {run.method} failed and is not counted: {error}"] * bool(error)
     seconds = disk = 0.0
-    for run in unfinished:
+    for run in missing:
         cost, done = costs[_speed_key(run)], rounds_done(directory_of(run))
         seconds += cost.once * (done == 0) + cost.of_round * (run.config.rounds - done)
         disk += cost.disk
     cpus = os.cpu_count() or 1
-    parallel = allocate(len(unfinished), unfinished[0].config, 1, cpus, 0, jobs).jobs if unfinished else 1
+    parallel = allocate(len(missing), missing[0].config, 1, cpus, 0, jobs).jobs if missing else 1
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     how = [*untimed]
     how += [f"an estimate: a round of each method was timed, with tests of {_TESTED} clients"] * bool(timed)
     how += ["finished runs"] * bool(finished)
-    rounds = sum(run.config.rounds - rounds_done(directory_of(run)) for run in unfinished)
-    begun = sum(bool(rounds_done(directory_of(run))) for run in unfinished)
+    rounds = sum(run.config.rounds - rounds_done(directory_of(run)) for run in missing)
+    begun = sum(bool(rounds_done(directory_of(run))) for run in missing)
     return Estimate(
         len(by_key),
         len(finished),
+        len(by_key) - len(finished) - len(missing),
         begun,
         rounds,
         seconds,
-        min(parallel, max(1, len(unfinished))),
+        min(parallel, max(1, len(missing))),
         disk,
         peak * parallel,
         ", ".join(how) or "nothing is left",

@@ -18,7 +18,7 @@ from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, StudyFile, shown
 from rayfl.study.plan import PlannedRun, hashed_settings, place_of, plan, points
 from rayfl.study.results import MOST_GROUPS, Results, check_column, group_of, title_of
-from rayfl.study.running import is_finished
+from rayfl.study.running import has_ended
 
 _MOST_SECONDS = 60.0
 """Seconds for reading data before the first run; what is not read by then is checked by the run itself."""
@@ -144,7 +144,7 @@ def as_chosen(prepared: Prepared) -> list[PlannedRun]:
     if labels and len(outcomes) == len(labels):
         return plan(prepared.study, searching.chosen(prepared.study, outcomes))
     tried = [run for candidate in prepared.candidates for run in candidate.runs]
-    if not tried or not all(is_finished(run) for run in tried):
+    if not tried or not all(has_ended(run) for run in tried):
         return list(prepared.runs)
     return plan(prepared.study, tuning.best(prepared.study, prepared.candidates))
 

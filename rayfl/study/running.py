@@ -91,6 +91,20 @@ def is_finished(run: PlannedRun) -> bool:
     return RunDirectory(directory_of(run)).rounds_finished() == run.config.rounds
 
 
+def divergence_of(run: PlannedRun) -> str:
+    """Why the run's training diverged, which it would do again; empty if it did not, or if it is finished.
+
+    The run is not repeated until its directory is removed.
+    """
+    error = RunDirectory(directory_of(run)).divergence(run.config.rounds)
+    return error if error and not is_finished(run) else ""
+
+
+def has_ended(run: PlannedRun) -> bool:
+    """Whether nothing is left to do: the run is finished, or its training diverged."""
+    return is_finished(run) or bool(divergence_of(run))
+
+
 def fetch(runs: Sequence[PlannedRun]) -> None:
     """Fetch runs that another machine has published on object storage into this machine's staging folder.
 
@@ -106,14 +120,14 @@ def fetch(runs: Sequence[PlannedRun]) -> None:
 
 
 def _remote_of(run: PlannedRun) -> Remote | None:
-    """Where a run may be published; None if it is finished here, or is kept on this machine only."""
-    return None if is_finished(run) else run.config.output.remote(directory_of(run).name)
+    """Where a run may be published; None if it has ended here, or is kept on this machine only."""
+    return None if has_ended(run) else run.config.output.remote(directory_of(run).name)
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The runs that are not finished, each once: equal configs are one run."""
+    """The runs that have not ended, each once: equal configs are one run."""
     by_key = {run.key: run for run in runs}
-    return [run for run in by_key.values() if not is_finished(run)]
+    return [run for run in by_key.values() if not has_ended(run)]
 
 
 def job_of(run: PlannedRun, stop: Path, execution: Mapping[str, Any]) -> Job:

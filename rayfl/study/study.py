@@ -32,6 +32,7 @@ from rayfl.study.running import (
     Job,
     Outcome,
     allocate,
+    divergence_of,
     fetch,
     interruptible,
     is_finished,
@@ -101,11 +102,12 @@ class Runner:
         return allocate(runs, first.config, len(cluster.nodes), cluster.cpus, cluster.gpus, self.jobs)
 
     def run(self, title: str, runs: Sequence[PlannedRun]) -> None:
-        """Execute the runs that are not finished."""
+        """Execute the runs that have not ended."""
         fetch(runs)
         if self.archive is not None:
             archives.restore(runs, self.archive)
             archives.add(runs, self.archive)
+        self.errors.update({run.key: error for run in runs if (error := divergence_of(run))})
         missing = unfinished(runs)
         if not missing or self.stopped:
             return
@@ -145,7 +147,7 @@ class Runner:
                 outcome = replace(outcome, state="failed", error=f"{outcome.path}: {elsewhere}")
             if outcome.state == "failed":
                 self.errors[job.key] = outcome.error
-            elif self.archive is not None:
+            if self.archive is not None:
                 archives.add([by_key[job.key]], self.archive)
             self.stopped = self.stopped or outcome.state == "stopped"
             self.watch.done(by_key[job.key], outcome)

@@ -26,7 +26,7 @@ from rayfl.rundir import RunDirectory
 from rayfl.servers import testing
 from rayfl.servers.driver import Driver
 from rayfl.statistics import mean_interval
-from rayfl.study import Watch, execute, figures, prepare, take
+from rayfl.study import Study, Watch, execute, figures, prepare, take
 from rayfl.study import tables as study_tables
 from rayfl.study.estimate import estimate
 from rayfl.study.page import page_of
@@ -519,6 +519,36 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     assert study.runs["state"].tolist() == ["finished", "failed"] * 2
     assert study.claims[0]["verdict"] == "undecided"
     assert study.claims[0]["why"] == "2 of 2 runs failed (wild)"
+
+
+def test_a_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
+    """Not in the same folder, and not with the archive elsewhere; but once its directory is removed."""
+    methods = {"good": {"algorithm": "fedavg"}, "wild": {"algorithm": "fedavg", "training.lr": 1e30}}
+    values = {**SMALL, "methods": methods, "grid": {}, "seeds": 0, "claims": [], "expected": [], "report": {}}
+
+    def again(folder: str) -> tuple[Study, list[str]]:
+        prepared = prepare(take(values, tmp_path, settings=[f"output.root={tmp_path / folder}"]))
+        began: list[str] = []
+        watch = Watch(stage=lambda title, runs, shared: began.extend(run.title for run in runs))
+        out, archive = tmp_path / "out", tmp_path / "archive"
+        return execute(prepared, out, inline=True, watch=watch, archive=archive), began
+
+    first, began = again("runs")
+    assert began == ["good, seed 0", "wild, seed 0"]
+    second, began = again("runs")
+    assert began == []
+    elsewhere, began = again("elsewhere")
+    assert began == []
+    assert first.failed == second.failed == elsewhere.failed
+    assert "FloatingPointError" in first.failed["wild, seed 0"]
+    assert elsewhere.runs["state"].tolist() == ["finished", "failed"]
+    prepared = prepare(take(values, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
+    assert estimate(prepared.runs).lines() == ["2 runs: 1 finished, 1 diverged, 0 to resume, 0 new; 0 rounds"]
+
+    wild = next(run for run in prepared.runs if run.method == "wild")
+    shutil.rmtree(directory_of(wild))
+    next((tmp_path / "archive").glob(f"*{wild.key}.zip")).unlink()
+    assert again("runs")[1] == ["wild, seed 0"]
 
 
 GROUPED: dict[str, Any] = {"name": "relabelled", "clients": 6, "clusters": 2}
