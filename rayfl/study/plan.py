@@ -120,6 +120,8 @@ def hashed_settings(config: Config, settings: Mapping[str, Any]) -> dict[str, An
         settings["data"].pop("test_by", None)
     if not settings["partition"].get("min_test_samples"):
         settings["partition"].pop("min_test_samples", None)
+    if settings["partition"].get("shard_size") is None:
+        settings["partition"].pop("shard_size", None)
     if settings["data"]["name"] == "image_folder" and settings["data"]["folders"] == "class":
         del settings["data"]["folders"]
     if settings["training"]["precision"] == "float32":

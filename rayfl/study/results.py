@@ -433,6 +433,8 @@ _TITLES = {
     "accuracy_var": "variance (%²)",
     "loss_mean": "loss",
     "perplexity_mean": "perplexity",
+    "pruned_weights_mean": "pruned weights (%)",
+    "pruned_channels_mean": "pruned channels (%)",
     "ari": "ARI",
     "bytes_up": "sent up",
     "bytes_down": "sent down",

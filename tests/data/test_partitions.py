@@ -333,6 +333,45 @@ def test_shards_of_the_paper() -> None:
     )
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    clients=st.integers(1, 12),
+    each=st.integers(1, 3),
+    size=st.integers(1, 5),
+    spare=st.integers(0, 40),
+    seed=st.integers(0, 1000),
+)
+def test_shards_of_a_size_leave_the_others_to_nobody(
+    clients: int, each: int, size: int, spare: int, seed: int
+) -> None:
+    """A client's samples are runs of the sorted labels, from places that are multiples of the size."""
+    n = clients * each * size + spare
+    labels = np.arange(n) // 7 % 5
+    part = make("shards", clients=clients, shards_per_client=each, shard_size=size)
+    assignment = part.assign(data(labels, None, 5), seed)
+    assert [len(samples) for samples in assignment.clients] == [each * size] * clients
+    assert len(np.unique(flat(assignment))) == clients * each * size
+    in_shards = np.zeros(5, np.int64)
+    for samples in assignment.clients:
+        in_shards += np.bincount(labels[samples], minlength=5)
+    assert (in_shards <= np.bincount(labels, minlength=5)).all()
+
+
+def test_shards_of_a_size_have_few_labels_and_need_enough_samples() -> None:
+    labels = even_labels(6000, 10)  # 250 divides 6000: a shard has one label
+    few = make("shards", clients=5, shards_per_client=2, shard_size=250)
+    seen = counts(few.assign(data(labels, None, 10), 0), labels, 10)
+    assert seen.sum(axis=1).tolist() == [500] * 5
+    assert (np.count_nonzero(seen, axis=1) <= 2).all()
+    whole = make("shards", clients=120, shard_size=250)
+    same = make("shards", clients=120)
+    for one, other in zip(*(p.assign(data(labels, None, 10), 3).clients for p in (whole, same)), strict=True):
+        assert np.array_equal(one, other)  # all 240 shards are somebody's
+    assert "121 clients with 2 shards of 250 need 60500 samples" in refusal(
+        make("shards", clients=121, shard_size=250), labels, None, 10
+    )
+
+
 # --- Dirichlet ------------------------------------------------------------------------------------------
 
 

@@ -154,28 +154,45 @@ def apportion(total: int, weights: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def shard_owners(
-    labels: NDArray[np.int64], clients: int, shards_per_client: int, rng: np.random.Generator
+    labels: NDArray[np.int64],
+    clients: int,
+    shards_per_client: int,
+    rng: np.random.Generator,
+    size: int | None = None,
 ) -> Owners:
-    """Sort by label, cut into ``clients * shards_per_client`` equal shards, give each client the same number.
+    """Sort by label, cut into shards, give each client the same number.
 
-    McMahan et al. 2017, section 3. All samples are used; if they cannot be cut evenly, the first shards have
-    one sample more.
+    McMahan et al. 2017, section 3.
+
+    Args:
+        labels: of all samples ``(n,)``.
+        clients: number of them.
+        shards_per_client: number of shards of each.
+        rng: draws the order of equal labels, and whose the shards are.
+        size: of a shard; shards that are left, and the last samples, are nobody's. None: as large as they can
+            be, and if samples cannot be cut evenly, the first shards have one more.
 
     Raises:
         DataError: if there are more shards than samples.
     """
     shards = clients * shards_per_client
-    if shards > len(labels):
+    needed = shards * (size or 1)
+    if needed > len(labels):
+        of_size = f" of {size}" if size else ""
         raise DataError(
-            f"partition: {clients} clients with {shards_per_client} shards need {shards} "
+            f"partition: {clients} clients with {shards_per_client} shards{of_size} need {needed} "
             f"samples, there are {len(labels)}; use fewer clients or shards_per_client"
         )
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    sizes = len(labels) // shards + (np.arange(shards) < len(labels) % shards)
-    owner_of_shard = rng.permutation(shards) // shards_per_client
-    owners = np.empty(len(labels), np.int64)
-    owners[by_label] = np.repeat(owner_of_shard, sizes)
+    if size is None:
+        sizes = len(labels) // shards + (np.arange(shards) < len(labels) % shards)
+    else:
+        sizes = np.full(len(labels) // size, size)
+    owner_of_shard = rng.permutation(len(sizes)) // shards_per_client
+    owner_of_shard[owner_of_shard >= clients] = -1
+    owners = np.full(len(labels), -1)
+    owners[by_label[: sizes.sum()]] = np.repeat(owner_of_shard, sizes)
     return owners
 
 
