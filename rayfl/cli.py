@@ -323,7 +323,9 @@ def _show_estimate(prepared: Any, jobs: int | None, archive: Path | None) -> Non
         if runs:
             check_clients(runs)
             _say(f"{title}:")
-            for line in estimate(runs, jobs, archive).lines():
+            with out.status("a round of each method is timed"):  # on terminals only
+                lines = estimate(runs, jobs, archive).lines()
+            for line in lines:
                 _say(f"  {line}")
     if (drawn := most_runs(prepared.study)) > 0:
         _say(f"before these, a search of settings: at most {counted(drawn, 'run')}, which are not counted")
