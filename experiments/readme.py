@@ -45,8 +45,8 @@ commands run a study and keep its table and verdicts:
     rayfl study experiments/mt_hfl/digits.yaml --size smoke
     python experiments/readme.py studies/digits-smoke
 
-`results/runs` has runs of long studies, above all of PACFL's tables, also runs of columns that are not complete
-yet. With `--archive experiments/results/runs` a study reuses them, and makes only the missing runs; `--dry-run`
+`results/runs` has runs of long studies, above all of PACFL's tables, also of columns that are not complete.
+With `--archive experiments/results/runs` a study reuses them, and makes only the missing runs; `--dry-run`
 says how many these are.
 
 A claim *holds* if its whole 95 % interval over seeds satisfies it, *fails* if no part of the interval does,

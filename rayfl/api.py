@@ -253,12 +253,11 @@ def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Res
         with (
             directory.locked(lambda text: heeded(Note(text))),
             directory.publishing(),
-            _recording_divergence(directory, config.rounds),
             Monitor(_status(config, directory), directory.path, heeded, exports(config)) as listen,
         ):
             if config.execution.backend == "ray":
                 connect(config)  # before the signals: ray.init installs its own handler for SIGTERM
-            with _stopping_on_signals(stop):
+            with _recording_divergence(directory, config.rounds), _stopping_on_signals(stop):
                 if config.execution.backend == "inline":
                     drive(config, directory, listen, stop.is_set)
                 else:

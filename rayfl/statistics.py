@@ -127,22 +127,20 @@ def mean_ranks(values: ArrayLike, higher_is_better: bool = True) -> NDArray[np.f
 
     Args:
         values: ``(blocks, methods)``. A block contains the values to compare, such as those of one seed of a
-            setting. Methods that have no value in any block (only NaN) are not ranked; blocks in which
-            another method has none are left out.
+            setting. Blocks in which a method has no value (NaN) are left out.
         higher_is_better: whether the highest value of a block gets rank 1.
 
     Returns:
-        ``(methods,)``; NaN for methods that are not ranked, and for all if no block is complete.
+        ``(methods,)``; NaN if no block is complete.
     """
     from scipy.stats import rankdata
 
     table = np.atleast_2d(np.asarray(values, np.float64))
-    ranks = np.full(table.shape[1], np.nan)
-    measured = ~np.isnan(table).all(axis=0)
-    complete = table[~np.isnan(table[:, measured]).any(axis=1)][:, measured]
-    if complete.size:
-        ranks[measured] = rankdata(-complete if higher_is_better else complete, axis=1).mean(axis=0)
-    return ranks
+    complete = table[~np.isnan(table).any(axis=1)]
+    if not len(complete):
+        return np.full(table.shape[1], np.nan)
+    signed = -complete if higher_is_better else complete
+    return np.asarray(rankdata(signed, axis=1).mean(axis=0), np.float64)
 
 
 def _without_nan(values: ArrayLike) -> NDArray[np.float64]:

@@ -356,7 +356,7 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
             hollow = ""
             if "estimated_from" in rows and rows["estimated_from"].notna().any():
                 hollow, shown["estimated"] = "estimated", rows["estimated_from"].notna().tolist()
-            place = int(i) if i >= 0 else None  # the colour that it has on the map
+            place = int(i) if i >= 0 else None  # as far as colours go, that of the map
             lines.append(Line(f"{kind} {_id_text(i)}", shown, hollow, place))
         choices = known(
             [

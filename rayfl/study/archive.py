@@ -22,7 +22,7 @@ from rayfl.errors import ConfigError, Damaged, Held, RayflError
 from rayfl.rundir import DIVERGED, RunDirectory
 from rayfl.study.inputs import portable_settings
 from rayfl.study.plan import PlannedRun, key_of
-from rayfl.study.running import directory_of, has_ended, is_finished, name_of
+from rayfl.study.running import directory_of, has_ended, is_finished, name_of, rounds_done
 
 _CONFIG, _SUMMARY, _ENVIRONMENT = "config.yaml", "summary.json", "environment.json"
 _ENDS = (_SUMMARY, DIVERGED)
@@ -49,7 +49,7 @@ _EARLIEST = (1980, 1, 1, 0, 0, 0)
 
 def add(runs: Sequence[PlannedRun], archive: Path) -> list[Path]:
     """Add runs that are finished, or whose training diverged, to an archive that does not have them; returns
-    the new files.
+    the new files. A finished run replaces the record that it diverged, as it may have on another processor.
 
     Folders of this machine are left out: ``output.root``, and those of plug-ins and of the user's files.
 
@@ -58,10 +58,14 @@ def add(runs: Sequence[PlannedRun], archive: Path) -> list[Path]:
         DiskError
     """
     archived = _archived_files(archive)
-    missing = {run.key: run for run in runs if run.key not in archived and has_ended(run)}
+    missing = {
+        run.key: run
+        for run in runs
+        if (has_ended(run) if run.key not in archived else _diverged(archived[run.key]) and is_finished(run))
+    }
     if missing:
         files.make(archive, parents=True)
-    return [_pack(run, archive / f"{name_of(run)}.zip") for run in missing.values()]
+    return [_pack(run, archived.get(run.key, archive / f"{name_of(run)}.zip")) for run in missing.values()]
 
 
 def _pack(run: PlannedRun, path: Path) -> Path:
@@ -85,7 +89,8 @@ def _pack(run: PlannedRun, path: Path) -> Path:
 def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
     """Unpack the runs that are in the archive and have not ended here; returns those that were unpacked.
 
-    A run that was begun here is replaced, unless it was resumed with another number of rounds. A run that
+    A run that was begun here is replaced, unless it was resumed with another number of rounds; if the
+    archived run diverged, the run here goes on, since it need not diverge on this processor. A run that
     another process is executing is left to that process.
 
     Raises:
@@ -95,7 +100,12 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
     """
     archived, restored = _archived_files(archive), []
     missing = [
-        run for run in runs if run.key in archived and not has_ended(run) and not _has_other_rounds(run)
+        run
+        for run in runs
+        if run.key in archived
+        and not is_finished(run)
+        and not (_diverged(archived[run.key]) and (has_ended(run) or rounds_done(directory_of(run))))
+        and not _has_other_rounds(run)
     ]
     for run in {run.key: run for run in missing}.values():
         contents = _unpack(archived[run.key], run)
@@ -164,6 +174,14 @@ def _unpack(path: Path, run: PlannedRun) -> dict[str, bytes]:
     if key != run.key or rounds != run.config.rounds:
         raise ConfigError(str(path), "holds another run than its file name says", "remove it")
     return contents
+
+
+def _diverged(path: Path) -> bool:
+    """Whether a file of the archive is the record of a run that diverged; false if it cannot be read."""
+    with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(files.regular(path)) as packed:
+        names = packed.namelist()
+        return DIVERGED in names and _SUMMARY not in names
+    return False
 
 
 def _end_of(contents: Mapping[str, bytes]) -> str:

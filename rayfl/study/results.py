@@ -329,21 +329,28 @@ class Results:
             for c, p in zip(comparisons, adjusted, strict=True)
         ]
 
+    @property
+    def ranked(self) -> list[str]:
+        """The methods that have a finished run."""
+        finished = {method for method, _, _ in self._numbers}
+        return [method for method in self.study.methods if method in finished]
+
     def ranks(self, column: str) -> dict[str, float]:
         """The mean rank of every method over seeds and points of the grid, 1 for the best.
 
-        Seeds with a missing run do not count; a run that never reached a target ranks last. NaN for a number
-        for which neither more nor less is :func:`better`.
+        Methods none of whose runs is finished are not ranked. Of the others, seeds with a missing run do not
+        count; a run that never reached a target ranks last. NaN for methods that are not ranked, and for
+        numbers for which neither more nor less is :func:`better`.
         """
-        methods = list(self.study.methods)
+        methods = self.ranked
         places = [(point, seed) for point in self.points for seed in self.seeds]
         blocks = [
             [self._value_to_rank(method, point, seed, column) for method in methods] for point, seed in places
         ]
         if better(column) is None or not blocks:
-            return dict.fromkeys(methods, math.nan)
-        ranks = mean_ranks(blocks, better(column) == "more")
-        return dict(zip(methods, ranks.tolist(), strict=True))
+            return dict.fromkeys(self.study.methods, math.nan)
+        ranks = dict(zip(methods, mean_ranks(blocks, better(column) == "more").tolist(), strict=True))
+        return {method: ranks.get(method, math.nan) for method in self.study.methods}
 
     def _value_to_rank(self, method: str, point: Mapping[str, str], seed: int, column: str) -> float:
         value = self.values(method, point, column).get(seed, math.nan)

@@ -120,8 +120,8 @@ def fetch(runs: Sequence[PlannedRun]) -> None:
 
 
 def _remote_of(run: PlannedRun) -> Remote | None:
-    """Where a run may be published; None if it has ended here, or is kept on this machine only."""
-    return None if has_ended(run) else run.config.output.remote(directory_of(run).name)
+    """Where a run may be published; None if it is finished here, or is kept on this machine only."""
+    return None if is_finished(run) else run.config.output.remote(directory_of(run).name)
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
@@ -177,9 +177,11 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
                 return asdict(Outcome("finished", path))
             except Held:  # another study has begun it
                 time.sleep(_CHECK_SECONDS)
-            except ConfigError as error:
+                if error := RunDirectory(Path(path)).divergence(config.rounds):
+                    return asdict(Outcome("failed", path, error))
+            except ConfigError as refused:
                 # Parallel runs have taken all room, for example after the loss of a node.
-                crowded = config.execution.backend == "ray" and error.where == "execution.actors"
+                crowded = config.execution.backend == "ray" and refused.where == "execution.actors"
                 if not crowded or time.monotonic() > deadline:
                     raise
                 time.sleep(_CHECK_SECONDS)

@@ -32,6 +32,7 @@ from rayfl.study.running import (
     Job,
     Outcome,
     allocate,
+    directory_of,
     divergence_of,
     fetch,
     interruptible,
@@ -80,7 +81,8 @@ class Runner:
         watch: callbacks.
         archive: a folder of finished runs to take from and to add to; None for none.
         errors: errors of failed runs by key; filled.
-        stopped: whether it was stopped; set.
+        stopped: whether runs were stopped; set.
+        asked: whether the last stage was asked to stop, even if all of its runs had ended by then; set.
     """
 
     folder: Path
@@ -90,6 +92,7 @@ class Runner:
     archive: Path | None = None
     errors: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
+    asked: bool = False
 
     def allocate(self, runs: int, first: PlannedRun) -> Allocation:
         """How runs share the machine or cluster; connects to Ray if needed."""
@@ -107,7 +110,11 @@ class Runner:
         if self.archive is not None:
             archives.restore(runs, self.archive)
             archives.add(runs, self.archive)
-        self.errors.update({run.key: error for run in runs if (error := divergence_of(run))})
+        for run in runs:
+            if error := divergence_of(run):
+                again = f"to repeat it, remove {directory_of(run)}"
+                archived = ", and its file from the archive" if self.archive is not None else ""
+                self.errors[run.key] = f"{error} (an earlier attempt; {again}{archived})"
         missing = unfinished(runs)
         if not missing or self.stopped:
             return
@@ -132,6 +139,7 @@ class Runner:
                         stop.path.exists,
                     )
                 self._record_outcomes(outcomes, by_key)
+            self.asked = stop.path.exists()
 
     def _archive_run(self, run: PlannedRun) -> None:
         """Add a run to the archive while others go on, ignoring errors: :meth:`_record_outcomes` retries."""
@@ -337,6 +345,7 @@ def _choose_settings(prepared: Prepared, runner: Runner) -> tuple[tuning.Chosen,
     assert study.tune is not None
     if study.tune.is_grid:
         runner.run("choosing settings", [run for each in prepared.candidates for run in each.runs])
+        runner.stopped = runner.stopped or runner.asked
         chosen = tuning.best(study, prepared.candidates)
         tried = tuning.trial_records(study, prepared.candidates)
     else:

@@ -215,11 +215,11 @@ def _p_text(value: float) -> str:
 
 
 def rank_table(results: Results) -> TextTable | None:
-    """The mean rank of every method in every column; None with fewer than three methods, or if there is no
-    seed and point at which all have a number.
+    """The mean rank of every method in every column; None with fewer than three methods, or fewer than two
+    that have finished runs, or if there is no seed and point at which all of these have a number.
     """
     columns = [column for column in results.study.report.names if better(column)]
-    if len(results.study.methods) < 3 or not columns:
+    if len(results.study.methods) < 3 or len(results.ranked) < 2 or not columns:
         return None
     ranks = {column: results.ranks(column) for column in columns}
     if all(math.isnan(rank) for of in ranks.values() for rank in of.values()):
@@ -232,17 +232,11 @@ def rank_table(results: Results) -> TextTable | None:
     caption = "Mean ranks over seeds and points of the grid at which every method has the number; 1 is best."
     if any(column.startswith(("rounds_to", "bytes_to")) for column in columns):
         caption += " A method that never reaches a target comes last."
-    incomplete = [column for column in columns if all(map(math.isnan, ranks[column].values()))]
-    unranked = [title_of(column) for column in incomplete]
-    failed = [
-        label
-        for label in results.study.methods
-        if all(math.isnan(ranks[c][label]) for c in columns if c not in incomplete)
-    ]
-    if failed:
-        caption += f" Not ranked, since it has no number: {', '.join(failed)}."
+    unranked = [title_of(column) for column in columns if all(map(math.isnan, ranks[column].values()))]
     if unranked:
         caption += f" At no seed and point do all methods have {' or '.join(unranked)}."
+    if failed := [label for label in results.study.methods if label not in results.ranked]:
+        caption += f" Without methods that have no finished run: {', '.join(failed)}."
     return TextTable(tuple(header), tuple(rows), 1, caption)
 
 

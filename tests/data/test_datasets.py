@@ -126,6 +126,11 @@ def idx(array: np.ndarray) -> bytes:
             {"split": "balanced"},
             ("EMNIST/raw/emnist-balanced-train", "EMNIST/raw/emnist-balanced-test"),
         ),
+        (
+            "emnist",
+            {"split": "digits"},
+            ("EMNIST/raw/emnist-digits-train", "EMNIST/raw/emnist-digits-test"),
+        ),
     ],
 )
 def test_torchvisions_idx_layout_is_read(
@@ -260,7 +265,7 @@ def test_callers_that_prepare_at_once_download_once(fake: FakeTorchvision, tmp_p
     assert fake.downloads == 1
 
 
-def test_emnist_prepares_both_splits_with_one_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_emnist_prepares_all_splits_with_one_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folders: list[str] = []
 
     def emnist(root: str, download: bool, train: bool, split: str) -> SimpleNamespace:
@@ -269,7 +274,7 @@ def test_emnist_prepares_both_splits_with_one_folder(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(_torchvision, "torchvision_datasets", lambda: SimpleNamespace(EMNIST=emnist))
     DATASETS["emnist"]().prepare(tmp_path)
-    assert visible(tmp_path) == ["emnist_balanced.npz", "emnist_letters.npz"]
+    assert visible(tmp_path) == ["emnist_balanced.npz", "emnist_digits.npz", "emnist_letters.npz"]
     assert len(set(folders)) == 1
     np.testing.assert_array_equal(DATASETS["emnist"](split="letters").load(tmp_path).y_train, [0, 1, 2])
     np.testing.assert_array_equal(DATASETS["emnist"](split="balanced").load(tmp_path).y_train, [1, 2, 3])

@@ -292,6 +292,16 @@ def test_names_of_methods_are_not_filled_in(tab: Any, wrong: list[str], tmp_path
     assert option(drawn(tab, tmp_path, matrix), "o.xAxis[0].data[0]") == name
 
 
+def test_long_names_beside_a_narrow_chart_keep_their_ends(tab: Any, wrong: list[str], tmp_path: Path) -> None:
+    names = [f"Sub-FedAvg (Un) with a long name, variant {number}" for number in (1, 2)]
+    tab.set_viewport_size({"width": 500, "height": 900})
+    chart = drawn(tab, tmp_path, box({name: [1.0, 2.0] for name in names}, "values", ""))
+    shown = [option(chart, f"o.yAxis[0].axisLabel.formatter('{name}')") for name in names]
+    assert shown == ["Sub-FedA…ariant 1", "Sub-FedA…ariant 2"]
+    assert option(chart, "o.yAxis[0].axisLabel.formatter('FedAvg')") == "FedAvg"
+    tab.set_viewport_size({"width": 1280, "height": 900})
+
+
 def test_a_lone_point_among_long_lines_is_marked(tab: Any, wrong: list[str], tmp_path: Path) -> None:
     rounds = list(range(1, 101))
     long = Line("long", {"round": rounds, "accuracy": [50.0] * 100})

@@ -148,6 +148,8 @@ def test_accuracy_by_planted_group_and_by_cluster(run_dir: Path):
     assert chart["option"]["dataset"][1]["source"]["accuracy_mean"] == [40, 88]
     assert [series["hollow"] for series in chart["option"]["series"][1::2]] == ["", ""]
     assert ["Variance within planted groups, %²", "3.4", ""] in table
+    lines = [s for s in charts(page)["Accuracy by cluster"]["option"]["series"] if s["type"] == "line"]
+    assert [line["itemStyle"]["color"] for line in lines] == ["$0", "$5"]  # as clusters 0 and 5 on the map
 
 
 def test_clients_that_left_do_not_count(run_dir: Path):

@@ -13,11 +13,19 @@ import numpy as np
 import pytest
 
 import rayfl
-from rayfl.errors import ConfigError, Damaged, RayflError
+from rayfl.errors import ClientError, ConfigError, Damaged, RayflError
 from rayfl.rundir import RunDirectory
 from rayfl.study import Watch, archive, execute, prepare, take
 from rayfl.study.estimate import estimate
-from rayfl.study.running import Allocation, is_finished, run_inline
+from rayfl.study.plan import PlannedRun
+from rayfl.study.running import (
+    Allocation,
+    directory_of,
+    divergence_of,
+    has_ended,
+    is_finished,
+    run_inline,
+)
 
 STUDY: dict[str, Any] = {
     "name": "archived",
@@ -167,6 +175,39 @@ def test_a_run_that_was_resumed_with_more_rounds_is_not_replaced(tmp_path: Path)
     again, _ = run(tmp_path, tmp_path / "archive", **changes)
     assert "was resumed with 3 rounds, but this run has 2" in next(iter(again.failed.values()))
     assert sorted(longer.rglob("*")) == before
+
+
+def test_on_another_processor_a_run_need_not_diverge(first: Any, tmp_path: Path) -> None:
+    """A run that was begun there goes on, and once it is finished, it takes the place of the record."""
+
+    def planned(root: Path) -> PlannedRun:
+        return prepare(take({**STUDY, "seeds": [0]}, root, settings=[f"output.root={root / 'runs'}"])).runs[0]
+
+    def copied(root: Path) -> PlannedRun:
+        run = planned(root)
+        shutil.copytree(directory_of(finished), directory_of(run))
+        (directory_of(run) / "summary.json").unlink()
+        return run
+
+    finished, archived = planned(first[1]), tmp_path / "archive"
+    diverged = copied(tmp_path / "diverged")
+    error = ClientError(3, 1, "FloatingPointError: the training loss is nan")
+    RunDirectory(directory_of(diverged)).write_divergence(2, error)
+    assert len(archive.add([diverged], archived)) == 1
+    assert archive.add([diverged], archived) == []
+
+    begun, fresh = copied(tmp_path / "begun"), planned(tmp_path / "fresh")
+    assert archive.restore([begun], archived) == []
+    assert (directory_of(begun) / "rounds.csv").is_file()
+    assert not has_ended(begun)
+    assert archive.restore([fresh], archived) == [fresh]
+    assert divergence_of(fresh) == str(error)
+
+    assert len(archive.add([finished], archived)) == 1
+    assert len(list(archived.iterdir())) == 1
+    assert archive.restore([fresh], archived) == [fresh]
+    assert is_finished(fresh)
+    assert divergence_of(fresh) == ""
 
 
 def test_a_run_of_another_process_is_left_alone(first: Any, tmp_path: Path) -> None:

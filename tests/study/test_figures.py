@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +43,24 @@ def test_every_method_has_a_look_of_its_own_and_a_line_in_the_legend(count: int)
     covered = legend_of(figure).get_window_extent().height / figure.bbox.height
     axes = figure.axes[0].get_window_extent().height
     assert axes > 100, f"a legend of {covered:.0%} leaves no room for the axes"
+
+
+def test_the_pareto_front_is_drawn_and_named_if_there_is_one() -> None:
+    sent, accuracy = {"A": 1e6, "B": 2e6, "C": 3e6}, {"A": 60.0, "B": 50.0, "C": 90.0}
+
+    def interval(label: str, point: Any, column: str) -> Interval:
+        value = accuracy[label] if column == "accuracy_mean" else sent[label] / 2
+        return Interval(value, -math.inf, math.inf, 1)
+
+    study = SimpleNamespace(methods=dict.fromkeys("ABC"))
+    three: Any = SimpleNamespace(study=study, points=[{}], interval=interval)
+    figure = StudyPlots(three).trade_off()
+    (front,) = [line for line in figure.axes[0].lines if line.get_label() == "Pareto front"]
+    assert front.get_xydata().tolist() == [[1.0, 60.0], [3.0, 90.0]]  # MB; B sends more than A, for less
+    del study.methods["C"]
+    assert not [
+        line for line in StudyPlots(three).trade_off().axes[0].lines if line.get_label() == "Pareto front"
+    ]
 
 
 def test_methods_without_a_look_are_named() -> None:

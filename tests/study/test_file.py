@@ -735,6 +735,10 @@ def test_a_size_may_have_fewer_points_than_the_figures(tmp_path: Path) -> None:
     expected = [{"source": "x", "figures": {"FedAvg": {0.1: 77.3, 0.3: 80}}}]
     study = take(changed(expected=expected, sizes=sizes, claims=[]), tmp_path, "one")
     assert list(study.axes["training.lr"]) == ["0.1"]
+    none = take(
+        changed(expected=[{**expected[0], "figures": {"FedAvg": {0.3: 80}}}], sizes=sizes), tmp_path, "one"
+    )
+    prepare(take(parse(dump(none.content())), tmp_path), check_data=False)  # its copy has no figures left
 
 
 @pytest.mark.parametrize(
@@ -745,7 +749,7 @@ def test_a_size_may_have_fewer_points_than_the_figures(tmp_path: Path) -> None:
             "expected: FedAvg: 910 is no percentage, which accuracy_mean is; expected 0 to 100",
         ),
         ({"FedAvg": {0.1: 77.3, 0.3: -1}}, "expected: FedAvg: -1 is no percentage"),
-        ({"FedAvg": {0.1: 0.773, 0.3: 0.81}}, "expected: all figures of 'x' are at most 1"),
+        ({"FedAvg": {0.1: 0.773, 0.3: 0.81}}, "expected: all figures of 'x' are below 1"),
     ],
 )
 def test_figures_that_are_no_percentages_are_refused(
@@ -754,8 +758,14 @@ def test_figures_that_are_no_percentages_are_refused(
     with pytest.raises(ConfigError) as raised:
         prepare(take(changed(expected=[{"source": "x", "figures": figures}]), tmp_path), check_data=False)
     assert text in str(raised.value)
-    losses = [{"source": "x", "column": "loss_mean", "figures": {"FedAvg": 0.7}}]
+    losses = [{"source": "x", "column": "loss_mean", "figures": {"FedAvg": {0.1: 0.7, 0.3: 0.6}}}]
     prepare(take(changed(expected=losses), tmp_path), check_data=False)
+    one = [{"source": "x", "column": "finetuned_accuracy_mean", "figures": {"FedAvg": 0.5}}]  # may be right
+    settings = {"evaluation.finetune_epochs": 1}
+    prepare(take(changed(expected=one, settings=settings), tmp_path), check_data=False)
+    tuned = [{**one[0], "figures": {"FedAvg": {0.1: 0.7, 0.3: 0.6}}}]
+    with pytest.raises(ConfigError, match="are below 1, but finetuned_accuracy_mean is in percent"):
+        prepare(take(changed(expected=tuned, settings=settings), tmp_path), check_data=False)
 
 
 @pytest.mark.parametrize(("values", "text"), BAD, ids=[text for _, text in BAD])

@@ -521,6 +521,23 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     assert study.claims[0]["why"] == "2 of 2 runs failed (wild)"
 
 
+def test_a_method_has_one_colour_on_the_page(tmp_path: Path) -> None:
+    """Also where one before it has no numbers."""
+    methods = {"wild": {"algorithm": "fedavg", "training.lr": 1e30}, "FedAvg": {"algorithm": "fedavg"}}
+    methods["IFCA"] = {"algorithm": "ifca"}
+    study, _ = run(
+        tmp_path, tmp_path / "out", methods=methods, seeds=0, claims=[], expected=[], grid={}, report={}
+    )
+    drawn = [section for section in page_of(study).sections if section.charts]
+    sections = {section.title: section.charts[0].option.get("series", []) for section in drawn}
+    colours = [
+        {part["name"]: part["itemStyle"]["color"] for part in sections[title] if part["type"] == kind}
+        for title, kind in (("Over rounds", "line"), ("Accuracy against bytes", "scatter"))
+    ]
+    assert colours[0].pop("wild") == "$0"
+    assert colours[0] == colours[1] == {"FedAvg": "$1", "IFCA": "$2"}
+
+
 def test_a_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
     """Not in the same folder, and not with the archive elsewhere; but once its directory is removed."""
     methods = {"good": {"algorithm": "fedavg"}, "wild": {"algorithm": "fedavg", "training.lr": 1e30}}
@@ -539,8 +556,12 @@ def test_a_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
     assert began == []
     elsewhere, began = again("elsewhere")
     assert began == []
-    assert first.failed == second.failed == elsewhere.failed
-    assert "FloatingPointError" in first.failed["wild, seed 0"]
+    (error,) = first.failed.values()
+    assert "FloatingPointError" in error
+    place = tmp_path / "runs" / directory_of(first.results.runs[1]).name
+    again_text = f"{error} (an earlier attempt; to repeat it, remove {place}, and its file from the archive)"
+    assert second.failed == {"wild, seed 0": again_text}
+    assert elsewhere.failed["wild, seed 0"].startswith(error)
     assert elsewhere.runs["state"].tolist() == ["finished", "failed"]
     prepared = prepare(take(values, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
     assert estimate(prepared.runs).lines() == ["2 runs: 1 finished, 1 diverged, 0 to resume, 0 new; 0 rounds"]
@@ -549,6 +570,25 @@ def test_a_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
     shutil.rmtree(directory_of(wild))
     next((tmp_path / "archive").glob(f"*{wild.key}.zip")).unlink()
     assert again("runs")[1] == ["wild, seed 0"]
+
+
+def test_a_signal_after_the_last_run_of_a_stage_stops_the_study(tmp_path: Path) -> None:
+    tune = {"training.lr": [0.05, 0.2], "seeds": [100]}
+    methods = {"FedAvg": {"algorithm": "fedavg"}}
+    values = {**SMALL, "methods": methods, "tune": tune, "grid": {}, "seeds": 0, "claims": []}
+    values |= {"expected": [], "report": {}}
+    prepared = prepare(take(values, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
+    ended: list[str] = []
+
+    def interrupt(run: Any, outcome: Any) -> None:
+        ended.append(outcome.state)
+        if len(ended) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    study = execute(prepared, tmp_path / "out", inline=True, watch=Watch(done=interrupt))
+    assert study.stopped
+    assert ended == ["finished"] * 2
+    assert not execute(prepared, tmp_path / "out", inline=True).stopped
 
 
 GROUPED: dict[str, Any] = {"name": "relabelled", "clients": 6, "clusters": 2}

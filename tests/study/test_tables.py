@@ -111,7 +111,7 @@ def test_pages_sort_cells_by_their_numbers_whatever_the_units() -> None:
 def test_ranks_that_cannot_be_given_are_explained() -> None:
     ranks = {"accuracy_mean": {"A": 1.0, "B": 2.5, "C": 2.5}, "ari": dict.fromkeys("ABC", math.nan)}
     study = SimpleNamespace(report=SimpleNamespace(names=list(ranks)), methods=dict.fromkeys("ABC"))
-    results: Any = SimpleNamespace(study=study, ranks=ranks.__getitem__)
+    results: Any = SimpleNamespace(study=study, ranks=ranks.__getitem__, ranked=["A", "B", "C"])
     table = rank_table(results)
     assert table is not None
     assert table.rows[1] == ("B", "2.50", "–")
@@ -119,6 +119,11 @@ def test_ranks_that_cannot_be_given_are_explained() -> None:
     del ranks["ari"]
     study.report.names = ["accuracy_mean"]
     assert "At no seed" not in rank_table(results).caption  # type: ignore[union-attr]
+    ranks["accuracy_mean"]["C"] = math.nan
+    results.ranked = ["A", "B"]
+    assert "Without methods that have no finished run: C." in rank_table(results).caption  # type: ignore[union-attr]
+    results.ranked = ["A"]
+    assert rank_table(results) is None
 
 
 @pytest.mark.parametrize(

@@ -13,19 +13,21 @@ from typing_extensions import override
 
 from rayfl.data.datasets._torchvision import TorchvisionDataset
 
-_SPLITS: tuple[Literal["balanced", "letters"], ...] = ("balanced", "letters")
+Split = Literal["balanced", "letters", "digits"]
+_SPLITS: tuple[Split, ...] = ("balanced", "letters", "digits")
 
 
 class Emnist(TorchvisionDataset):
-    """EMNIST: handwritten digits and letters, upright grey images of 28x28, 47 or 26 classes.
+    """EMNIST: handwritten digits and letters, upright grey images of 28x28, 47, 26 or 10 classes.
 
     ``balanced`` has 112,800 and 18,800 images of digits, capital letters, and the small letters that
-    differ from their capitals; ``letters`` has 124,800 and 20,800 images of letters, case ignored.
+    differ from their capitals; ``letters`` has 124,800 and 20,800 images of letters, case ignored;
+    ``digits`` has 240,000 and 40,000 images of digits.
     """
 
     name: Literal["emnist"] = "emnist"
     torchvision_name: ClassVar[str] = "EMNIST"
-    split: Literal["balanced", "letters"] = Field("balanced", description="EMNIST's split")
+    split: Split = Field("balanced", description="EMNIST's split")
 
     @override
     def stem(self) -> str:
@@ -55,9 +57,11 @@ class Emnist(TorchvisionDataset):
     def class_names(self) -> tuple[str, ...]:
         if self.split == "letters":
             return tuple(string.ascii_lowercase)
+        if self.split == "digits":
+            return tuple(string.digits)
         return tuple(string.digits + string.ascii_uppercase + "abdefghnqrt")
 
     @override
     def variants(self) -> Sequence[Emnist]:
-        """One download contains both splits."""
+        """One download contains all splits."""
         return [self.model_copy(update={"split": split}) for split in _SPLITS]

@@ -182,6 +182,8 @@ def shard_owners(
         raise DataError(
             f"partition: {clients} clients with {shards_per_client} shards{of_size} need {needed} "
             f"samples, there are {len(labels)}; use fewer clients or shards_per_client"
+            + " or a smaller shard_size"
+            * bool(size)
         )
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
