@@ -58,14 +58,15 @@ def add(runs: Sequence[PlannedRun], archive: Path) -> list[Path]:
         DiskError
     """
     archived = _archived_files(archive)
-    missing = {
-        run.key: run
-        for run in runs
-        if (has_ended(run) if run.key not in archived else _diverged(archived[run.key]) and is_finished(run))
-    }
+    missing = {run.key: run for run in runs if _adds(run, archived.get(run.key))}
     if missing:
         files.make(archive, parents=True)
     return [_pack(run, archived.get(run.key, archive / f"{name_of(run)}.zip")) for run in missing.values()]
+
+
+def _adds(run: PlannedRun, archived: Path | None) -> bool:
+    """Whether a run is to be written to an archive, which has it in this file, or in none."""
+    return has_ended(run) if archived is None else _diverged(archived) and is_finished(run)
 
 
 def _pack(run: PlannedRun, path: Path) -> Path:

@@ -20,7 +20,7 @@ import rayfl
 from rayfl import plugins
 from rayfl.algorithms import ServerState
 from rayfl.data import DATASETS
-from rayfl.errors import ConfigError, RayflError
+from rayfl.errors import ClientError, ConfigError, RayflError
 from rayfl.events import RoundDone
 from rayfl.rundir import RunDirectory
 from rayfl.servers import testing
@@ -33,7 +33,7 @@ from rayfl.study.page import page_of
 from rayfl.study.plan import PlannedRun, key_of, plan
 from rayfl.study.preparation import check_groups, judge
 from rayfl.study.results import Results, better, known_numbers
-from rayfl.study.running import Outcome, allocate, directory_of, unfinished
+from rayfl.study.running import Outcome, allocate, directory_of, divergence_of, unfinished
 from tests.runs import TASKS
 
 DRIFT = {"name": "drift", "round": 1, "fraction": 0.5, "kind": "permuted_labels"}
@@ -538,7 +538,7 @@ def test_a_method_has_one_colour_on_the_page(tmp_path: Path) -> None:
     assert colours[0] == colours[1] == {"FedAvg": "$1", "IFCA": "$2"}
 
 
-def test_a_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
+def test_a_run_that_diverged_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in the same folder, and not with the archive elsewhere; but once its directory is removed."""
     methods = {"good": {"algorithm": "fedavg"}, "wild": {"algorithm": "fedavg", "training.lr": 1e30}}
     values = {**SMALL, "methods": methods, "grid": {}, "seeds": 0, "claims": [], "expected": [], "report": {}}
@@ -567,6 +567,12 @@ def test_a_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
     assert estimate(prepared.runs).lines() == ["2 runs: 1 finished, 1 diverged, 0 to resume, 0 new; 0 rounds"]
 
     wild = next(run for run in prepared.runs if run.method == "wild")
+    assert divergence_of(wild)
+    with monkeypatch.context() as patch:  # the record is that of the last attempt
+        patch.setattr(ClientError, "diverged", False)
+        with pytest.raises(ClientError):
+            rayfl.resume(directory_of(wild))
+    assert not divergence_of(wild)
     shutil.rmtree(directory_of(wild))
     next((tmp_path / "archive").glob(f"*{wild.key}.zip")).unlink()
     assert again("runs")[1] == ["wild, seed 0"]

@@ -178,12 +178,10 @@ def shard_owners(
     shards = clients * shards_per_client
     needed = shards * (size or 1)
     if needed > len(labels):
-        of_size = f" of {size}" if size else ""
+        of_size, or_smaller = (f" of {size}", " or a smaller shard_size") if size else ("", "")
         raise DataError(
             f"partition: {clients} clients with {shards_per_client} shards{of_size} need {needed} "
-            f"samples, there are {len(labels)}; use fewer clients or shards_per_client"
-            + " or a smaller shard_size"
-            * bool(size)
+            f"samples, there are {len(labels)}; use fewer clients or shards_per_client{or_smaller}"
         )
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
