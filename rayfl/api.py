@@ -203,6 +203,9 @@ def compare(runs: Iterable[Result | Path | str]) -> Comparison:
         raise ConfigError("compare", what, "name two or more; rayfl report shows one")
     for result in results:
         if not result.summary:
+            directory = RunDirectory(result.path)
+            if error := directory.divergence(directory.config.rounds):
+                raise ConfigError(str(result.path), f"did not finish: {error}", "leave it out")
             raise ConfigError(str(result.path), "is not finished", f"resume with: rayfl resume {result.path}")
     return Comparison.of([result.path for result in results])
 

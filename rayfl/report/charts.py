@@ -30,8 +30,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from rayfl.report.page import Chart, Choice, Selector, plain, rounded, significant
 
-COLOURS = 7
-"""Number of colours for series; after that they repeat with another dash."""
+SAFE_COLOURS = 7
+"""Number of colours that colour-blind readers tell apart; beyond them series differ in dash or symbol."""
+COLOURS = 14
+"""Number of all colours; after that they repeat."""
 DASHES = ("solid", "dashed", "dotted", [8, 3, 2, 3])
 MOST_DOTS = 25
 """Lines with at most this many points mark each point."""
@@ -65,9 +67,13 @@ class Line:
     place: int | None = None
 
     def look(self, among: int) -> tuple[str, int]:
-        """The colour, and how often the colours were used up before it; ``among``: its place in the chart."""
+        """The colour, and how often the safe colours were used up before it.
+
+        Args:
+            among: its place in the chart.
+        """
         place = among if self.place is None else self.place
-        return f"${place % COLOURS}", place // COLOURS
+        return f"${place % COLOURS}", place // SAFE_COLOURS
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ def curves(
     """Lines over a common axis, with bands; if there are several metrics or axes the reader selects one.
 
     Args:
-        lines: beyond :data:`COLOURS` of them, colours repeat with another dash.
+        lines: beyond :data:`SAFE_COLOURS` of them, with another dash.
         metrics: the choices for the vertical axis; lines without the column are omitted there.
         xs: the choices for the horizontal axis.
         alt: a description for screen readers.

@@ -9,7 +9,9 @@ const PALETTES = {
   dark: { 0: "#56B4E9", 1: "#F0793A", 2: "#2FBF97", 3: "#E29BC4", 4: "#F2B134", 5: "#9AD3F5", 6: "#FFFFFF",
     ink: "#e6e6e6", quiet: "#9aa0a6", line: "#34383d", page: "#17191c", soft: "#202327" },
 };
-const MORE = ["#882255", "#44AA99", "#999933", "#AA4499", "#6699CC", "#661100", "#888888"];  // for many clusters
+// For many methods or clusters; not all are told apart by colour-blind readers.
+["#882255", "#44AA99", "#999933", "#AA4499", "#6699CC", "#661100", "#888888"].forEach((colour, i) => { PALETTES.light[7 + i] = PALETTES.dark[7 + i] = colour; });
+const COLOURS = 14;
 const LONGEST_NAME = 17;  // letters beside a narrow chart
 const FONT = getComputedStyle(document.body).fontFamily;
 
@@ -353,9 +355,8 @@ class Chart {
       const [pale, full] = this.ramp = dark() ? ["#33475a", "#8fd0ff"] : ["#c6dbef", "#08306b"];
       return (value) => value === null || value === undefined ? this.palette.line : mixed(pale, full, Math.min(1, Math.max(0, (value - rule.least) / (rule.most - rule.least))));
     }
-    const colours = [0, 1, 2, 3, 4, 5, 6].map((i) => this.palette[i]).concat(MORE);
     const known = [...new Set(values)].filter((v) => v !== null && v !== -1).sort((a, b) => a > b ? 1 : -1);
-    this.kinds = known.map((value, i) => [value, colours[(Number.isInteger(value) && value >= 0 ? value : i) % colours.length]]);
+    this.kinds = known.map((value, i) => [value, this.palette[(Number.isInteger(value) && value >= 0 ? value : i) % COLOURS]]);
     const of = new Map(this.kinds);
     return (value) => of.get(value) ?? this.palette.line;
   }

@@ -13,7 +13,7 @@ from rayfl.results import Result
 from rayfl.study import tables
 from rayfl.study.claims import Judgement, Verdict, overall
 from rayfl.study.results import Results
-from rayfl.study.running import directory_of, is_finished
+from rayfl.study.running import directory_of, divergence_of, is_finished
 from rayfl.units import counted
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class Study:
         seed = study.seeds[0] if seed is None else seed
         for run in self.results.runs:
             if (run.method, run.seed, dict(run.point)) == (method, seed, point):
+                if error := divergence_of(run):
+                    raise ConfigError(run.title, f"did not finish: {error}")
                 if not is_finished(run):
                     raise ConfigError(run.title, "is not finished", "the study's command resumes it")
                 return Result(directory_of(run))

@@ -70,11 +70,18 @@ def test_an_unknown_key_with_nothing_near_names_all():
     ("override", "line"),
     [
         ("partition.alpha=0.1", "partition.alpha: no such setting in partition (label_skew); "),
-        ("algorithm.sampled=true", "algorithm.sampled: no such setting in algorithm (fedavg); solo has it"),
-        ("data.clusters=2", "data.clusters: no such setting in data (digits); synthetic has it"),
+        (
+            "algorithm.sampled=true",
+            "algorithm.sampled: no such setting in algorithm (fedavg); solo has it (set algorithm=solo)",
+        ),
+        (
+            "data.clusters=2",
+            "data.clusters: no such setting in data (digits); synthetic has it (set data=synthetic)",
+        ),
         (
             "clustering.signature.q=5",
-            "clustering.signature.q: no such setting in clustering.signature (subspace); spectrum has it",
+            "clustering.signature.q: no such setting in clustering.signature (subspace); "
+            "spectrum has it (set clustering.signature=spectrum)",
         ),
     ],
 )
@@ -83,7 +90,9 @@ def test_a_setting_of_another_part_names_that_part(override, line):
 
 
 def test_several_parts_may_have_the_setting():
-    assert refusal({}, "partition.alpha=0.1").endswith("difficulty, dirichlet, domains, sc_dirichlet have it")
+    assert refusal({}, "partition.alpha=0.1").endswith(
+        "difficulty, dirichlet, domains, sc_dirichlet have it (set partition=NAME)"
+    )
 
 
 @pytest.mark.parametrize(

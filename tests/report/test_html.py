@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 
 from rayfl.errors import RayflError
-from rayfl.report.charts import steps
+from rayfl.report.charts import COLOURS, Line, steps
 from rayfl.report.files import RunFiles
 from rayfl.report.html import write_report
 from tests.report.reading import charts, choices, rows, text, titles, values
@@ -148,8 +149,21 @@ def test_accuracy_by_planted_group_and_by_cluster(run_dir: Path):
     assert chart["option"]["dataset"][1]["source"]["accuracy_mean"] == [40, 88]
     assert [series["hollow"] for series in chart["option"]["series"][1::2]] == ["", ""]
     assert ["Variance within planted groups, %²", "3.4", ""] in table
-    lines = [s for s in charts(page)["Accuracy by cluster"]["option"]["series"] if s["type"] == "line"]
-    assert [line["itemStyle"]["color"] for line in lines] == ["$0", "$5"]  # as clusters 0 and 5 on the map
+    looks = [
+        (series["itemStyle"]["color"], series["lineStyle"]["type"])
+        for series in charts(page)["Accuracy by cluster"]["option"]["series"]
+        if series["type"] == "line"
+    ]
+    assert looks == [("$0", "solid"), ("$5", "solid")]  # as clusters 0 and 5 on the map
+
+
+def test_many_lines_differ_in_colour_or_dashes_and_have_the_colours_of_the_map() -> None:
+    looks = [Line("a", {}, place=place).look(0) for place in range(16)]
+    assert looks[6:9] == [("$6", 0), ("$7", 1), ("$8", 1)]
+    assert looks[13:] == [("$13", 1), ("$0", 2), ("$1", 2)]
+    assert len(set(looks)) == 16
+    script = resources.files("rayfl.report").joinpath("page.js").read_text()
+    assert f"const COLOURS = {COLOURS};" in script
 
 
 def test_clients_that_left_do_not_count(run_dir: Path):

@@ -568,6 +568,12 @@ def test_a_run_that_diverged_is_not_repeated(tmp_path: Path, monkeypatch: pytest
 
     wild = next(run for run in prepared.runs if run.method == "wild")
     assert divergence_of(wild)
+    for ask in (
+        lambda: second.result("wild"),
+        lambda: rayfl.compare([second.result("good"), directory_of(wild)]),
+    ):
+        with pytest.raises(ConfigError, match=r"did not finish: client .* failed in round 1"):
+            ask()
     with monkeypatch.context() as patch:  # the record is that of the last attempt
         patch.setattr(ClientError, "diverged", False)
         with pytest.raises(ClientError):
