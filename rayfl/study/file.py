@@ -187,7 +187,8 @@ def _target_of(column: Mapping[Any, Any]) -> dict[str, float]:
     """A column such as ``rounds_to: 80``, with a known name and a possible accuracy."""
     with contextlib.suppress(TypeError, ValueError):  # several entries, or a target that is not a number
         ((name, target),) = column.items()
-        if name in ("rounds_to", "bytes_to") and not isinstance(target, bool) and 0 < float(target) <= 100:
+        known = re.fullmatch(r"(\w+_)?(rounds|bytes)_to", name)
+        if known and not isinstance(target, bool) and 0 < float(target) <= 100:
             return {name: float(target)}
     given = f"{{{', '.join(f'{key}: {value}' for key, value in column.items())}}}"
     given = given if len(given) <= 60 else f"{given[:57]}..."
@@ -247,6 +248,7 @@ class Size(Section):
     tune: dict[str, Any] | Literal[False] | None = Field(
         None, description="settings to choose, in place of the study's; false: none"
     )
+    report: Report | None = Field(None, description="in place of the study's")
     claims: tuple[Claim, ...] | None = Field(None, description="in place of the study's")
     expected: tuple[Expected, ...] | None = Field(None, description="in place of the study's")
 
@@ -828,7 +830,7 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
         content["only"] = chosen.only
     content["settings"] = _layered(study.settings, chosen.settings)
     content["grid"] = {**study.grid, **chosen.grid}
-    for name in ("seeds", "claims", "expected"):
+    for name in ("seeds", "report", "claims", "expected"):
         value = getattr(chosen, name)
         if value is not None:
             content[name] = file_content["sizes"][size][name]

@@ -88,7 +88,7 @@ def known_numbers() -> frozenset[str]:
 _SUGGESTED = ("accuracy_mean", "accuracy_worst10", "loss_mean", "bytes_up", "seconds", "rounds_to_80")
 """Numbers that are suggested if no known name is similar to the one given."""
 
-_TARGET_COLUMN = re.compile(r"(rounds|bytes)_to_(\d+(?:\.\d+)?)")
+_TARGET_COLUMN = re.compile(r"(?P<prefix>(?:\w+_)?)(?P<what>rounds|bytes)_to_(?P<target>\d+(?:\.\d+)?)")
 _GROUP_COLUMN = re.compile(r"accuracy_group_(0|[1-9]\d*)")
 
 _LESS_IS_BETTER = ("loss", "perplexity", "var", "bytes", "seconds", "rounds_to", "_se")
@@ -126,14 +126,17 @@ def check_column(column: str, where: str, configs: Sequence[Config]) -> None:
     """
     known_names = known_numbers()
     target = _TARGET_COLUMN.fullmatch(column)
+    accuracy = f"{target['prefix']}accuracy_mean" if target else ""
+    if accuracy not in known_names or accuracy.startswith(protocols.NEWCOMERS):
+        target = None
     if column not in known_names and target is None and group_of(column) is None:
         mean = f"{column}_mean"
         remedy = f"did you mean {mean!r}?" if mean in known_names else nearest(column, known_names)
         if not remedy.startswith("did"):  # there are hundreds
             remedy = f"such as {', '.join(_SUGGESTED)}; a run's summary.json has all of them"
         raise ConfigError(where, f"no run has a number named {column!r}", remedy)
-    if target and not 0 < float(target[2]) <= 100:
-        what = f"{column}: {target[2]} % is not a possible target"
+    if target and not 0 < float(target["target"]) <= 100:
+        what = f"{column}: {target['target']} % is not a possible target"
         raise ConfigError(where, what, "choose one above 0 and at most 100")
     for part, (setting, has) in NEEDS.items():
         if part in column and not any(map(has, configs)):
@@ -162,14 +165,22 @@ def numbers_of(path: Path, columns: Sequence[str] = ()) -> dict[str, float]:
     for column in columns:
         match = _TARGET_COLUMN.fullmatch(column)
         if match:
-            numbers[column] = _spent_until(directory, match[1], float(match[2]))
+            accuracy = f"{match['prefix']}accuracy_mean"
+            numbers[column] = _spent_until(directory, match["what"], accuracy, float(match["target"]))
     return numbers
 
 
-def _spent_until(directory: RunDirectory, what: str, target: float) -> float:
-    """Rounds, or bytes sent up, until the mean accuracy first reached a target; NaN if it never did."""
+def targets_accuracy(column: str) -> bool:
+    """Whether a column is ``rounds_to_80``, ``local_bytes_to_80`` or the like."""
+    return _TARGET_COLUMN.fullmatch(column) is not None
+
+
+def _spent_until(directory: RunDirectory, what: str, accuracy: str, target: float) -> float:
+    """Rounds, or bytes sent up, until an accuracy first reached a target; NaN if it never did."""
     rounds = directory.read_frame("rounds.csv")
-    reached = rounds.index[rounds["accuracy_mean"] >= target]
+    if accuracy not in rounds:
+        return math.nan
+    reached = rounds.index[rounds[accuracy] >= target]
     if not len(reached):
         return math.nan
     until = rounds.loc[: reached[0]]
@@ -420,7 +431,7 @@ def written(column: str) -> Callable[[float], str]:
     if column == "seconds":
         return duration
     counts = column in ("clusters", "fallbacks", "newcomers", "distinct_test_samples")
-    if counts or column.startswith("rounds_to") or "round_best_" in column:
+    if counts or "rounds_to_" in column or "round_best_" in column:
         return _count
     digits = 1 if "accuracy" in column else 2
     return lambda value: number(float(value), digits)
@@ -464,9 +475,6 @@ _ENDINGS = {
 
 def title_of(column: str) -> str:
     """A column as text: which number, of which model, on which data, after which round."""
-    match = _TARGET_COLUMN.fullmatch(column)
-    if match:
-        return f"{match[1]} to {match[2]} %"
     if (group := group_of(column)) is not None:
         return f"accuracy of group {group} (%)"
     qualifiers: list[str] = []
@@ -477,7 +485,11 @@ def title_of(column: str) -> str:
     for ending, words in _ENDINGS.items():
         if rest.endswith(ending):
             qualifiers, rest = [*qualifiers, words], rest.removesuffix(ending)
-    return ", ".join([_TITLES.get(rest, rest.replace("_", " ")), *qualifiers])
+    target = _TARGET_COLUMN.fullmatch(rest)
+    title = (
+        f"{target['what']} to {target['target']} %" if target else _TITLES.get(rest, rest.replace("_", " "))
+    )
+    return ", ".join([title, *qualifiers])
 
 
 def cell(interval: Interval, column: str, seeds: int = 0) -> str:

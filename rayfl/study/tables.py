@@ -14,7 +14,7 @@ from rayfl.statistics import FEW
 from rayfl.study.claims import UNDECIDED, Judgement, Statement
 from rayfl.study.file import Tune, shown
 from rayfl.study.plan import place_of, spoken
-from rayfl.study.results import Results, better, cell, title_of, written
+from rayfl.study.results import Results, better, cell, targets_accuracy, title_of, written
 from rayfl.units import UNKNOWN, counted, duration, number, size
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def rank_table(results: Results) -> TextTable | None:
     ]
     rows = [(label, *(number(ranks[c][label], 2) for c in columns)) for label in results.study.methods]
     caption = "Mean ranks over seeds and points of the grid at which every method has the number; 1 is best."
-    if any(column.startswith(("rounds_to", "bytes_to")) for column in columns):
+    if any(map(targets_accuracy, columns)):
         caption += " A method that never reaches a target comes last."
     unranked = [title_of(column) for column in columns if all(map(math.isnan, ranks[column].values()))]
     if unranked:

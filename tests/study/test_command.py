@@ -97,7 +97,12 @@ def test_a_study_is_estimated_run_and_checked(folder: Path, capsys: pytest.Captu
 
 
 def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, number in (("impossible", "rounds_to_180"), ("no_group", "accuracy_group_3")):
+    for name, number in (
+        ("impossible", "rounds_to_180"),
+        ("no_group", "accuracy_group_3"),
+        ("not_measured", "local_rounds_to_80"),
+        ("not_over_rounds", "newcomers_rounds_to_80"),
+    ):
         claimed = {**yaml.safe_load(STUDY), "claims": [f"FedAvg.{number} > 0"]}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(claimed))
     for arguments, text in (
@@ -113,6 +118,11 @@ def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[s
             ["impossible.yaml"],
             "claims: 'FedAvg.rounds_to_180 > 0': rounds_to_180: 180 % is not a possible",
         ),
+        (
+            ["not_measured.yaml"],
+            "no run measures local_rounds_to_80; add to the study's",
+        ),
+        (["not_over_rounds.yaml"], "no run has a number named 'newcomers_rounds_to_80'"),
         (["no_group.yaml", "--dry-run"], "accuracy_group_3 > 0': no client is in group 3; no planted groups"),
     ):
         code, _, err = rayfl(capsys, "study", *arguments)

@@ -438,8 +438,8 @@ def test_a_part_of_the_grid_keeps_what_the_settings_say_of_it(tmp_path: Path) ->
 
 
 def test_a_column_with_a_number_may_be_in_quotes(tmp_path: Path) -> None:
-    study = take(parse(GOOD.replace("rounds_to: 80", '"rounds_to: 80", "bytes_to: 7.5"')), tmp_path)
-    assert study.report.names == ("accuracy_mean", "rounds_to_80", "bytes_to_7.5")
+    study = take(parse(GOOD.replace("rounds_to: 80", '"rounds_to: 80", "local_bytes_to: 7.5"')), tmp_path)
+    assert study.report.names == ("accuracy_mean", "rounds_to_80", "local_bytes_to_7.5")
 
 
 def test_a_size_replaces_what_it_names(tmp_path: Path) -> None:
@@ -450,6 +450,13 @@ def test_a_size_replaces_what_it_names(tmp_path: Path) -> None:
     assert study.tune is None
     assert study.claims == ()
     assert study.grid == {"training.lr": [0.1, 0.3]}
+
+
+def test_a_size_may_have_columns_of_its_own(tmp_path: Path) -> None:
+    sizes = {"few": {"report": {"columns": [{"local_rounds_to": 75}]}}, "more": {}}
+    study = take(changed(sizes=sizes), tmp_path, "few")
+    assert (study.report.names, study.report.by) == (("local_rounds_to_75",), ())
+    assert take(changed(sizes=sizes), tmp_path, "more").report == take(changed(), tmp_path).report
 
 
 def test_a_size_adds_to_nested_settings(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from rayfl.study.estimate import estimate
 from rayfl.study.page import page_of
 from rayfl.study.plan import PlannedRun, key_of, plan
 from rayfl.study.preparation import check_groups, judge
-from rayfl.study.results import Results, better, known_numbers
+from rayfl.study.results import Results, better, known_numbers, numbers_of, title_of
 from rayfl.study.running import Outcome, allocate, directory_of, divergence_of, unfinished
 from tests.runs import TASKS
 
@@ -96,6 +96,28 @@ def test_all_combinations_run_and_pair_by_seed(done: Any) -> None:
     environments = [json.loads((Path(p) / "environment.json").read_text())["clients"] for p in frame["path"]]
     by_seed = pd.Series(environments).groupby(frame["seed"].to_numpy()).nunique()
     assert by_seed.tolist() == [1, 1]  # one division of the data among clients for each seed
+
+
+def test_targets_are_those_of_the_models_that_a_column_names(tmp_path: Path) -> None:
+    rounds = {
+        "accuracy_mean": [None, 40.0, 60.0, 70.0],
+        "local_accuracy_mean": [None, 70.0, 75.0, 60.0],
+        "bytes_up": [10, 10, 20, 20],
+    }
+    pd.DataFrame(rounds).to_csv(tmp_path / "rounds.csv", index_label="round")
+    (tmp_path / "summary.json").write_text("{}")
+    names = [
+        "rounds_to_60",
+        "local_rounds_to_60",
+        "local_bytes_to_72.5",
+        "local_rounds_to_80",
+        "finetuned_rounds_to_1",
+    ]
+    found = numbers_of(tmp_path, names)
+    assert list(found.values())[:3] == [3, 2, 40]
+    assert all(np.isnan(found[name]) for name in names[3:])
+    assert title_of("local_rounds_to_60") == "rounds to 60 %, models as clients trained them"
+    assert better("local_bytes_to_72.5") == "less"
 
 
 def test_numbers_are_those_of_the_runs(done: Any) -> None:
