@@ -801,13 +801,17 @@ def _validated(content: Any) -> StudyFile:
         raise ConfigError(where, mistake.what, mistake.remedy) from None
 
 
-def _check_figures(study: StudyFile) -> None:
-    """Refuse figures for points that the grid does not have. Not called for a size that keeps the figures of
-    its study, since a size may have fewer points."""
+def _check_figures(study: StudyFile, whole: StudyFile | None = None) -> None:
+    """Refuse figures for points that neither the grid nor that of the whole study has.
+
+    Args:
+        study: with the figures.
+        whole: the study of which it is a size, which may have fewer points.
+    """
     for published in study.expected:
         for label, figures in published.figures.items():
             for name in figures if isinstance(figures, dict) else ():
-                if not study.has_point(name):
+                if not study.has_point(name) and not (whole and whole.has_point(name)):
                     remedy = "name a point of one axis, or of every axis, separated by commas"
                     raise ConfigError(f"expected: {label}", f"the grid has no point {name!r}", remedy)
                 axes = [axis for axis, at in study.axes.items() if name in at]
@@ -843,7 +847,7 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
                 where, remedy = f"sizes.{size}.settings.{path}", f"change it in sizes.{size}.grid"
                 raise ConfigError(where, f"has no effect, since it is set by the axis {axis}", remedy)
     if chosen.expected:
-        _check_figures(sized)
+        _check_figures(sized, study)
     return sized
 
 

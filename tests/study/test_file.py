@@ -746,6 +746,13 @@ def test_a_size_may_have_fewer_points_than_the_figures(tmp_path: Path) -> None:
         changed(expected=[{**expected[0], "figures": {"FedAvg": {0.3: 80}}}], sizes=sizes), tmp_path, "one"
     )
     prepare(take(parse(dump(none.content())), tmp_path), check_data=False)  # its copy has no figures left
+    sizes["one"]["expected"] = expected  # the same, as the size's own
+    study = take(changed(sizes=sizes, claims=[]), tmp_path, "one")
+    copy = take(parse(dump(study.content())), tmp_path)
+    assert copy.expected[0].figures == {"FedAvg": {"0.1": 77.3}}
+    sizes["one"]["expected"] = [{**expected[0], "figures": {"FedAvg": {0.2: 80}}}]
+    with pytest.raises(ConfigError, match=r"expected: FedAvg: the grid has no point '0.2'"):
+        take(changed(sizes=sizes, claims=[]), tmp_path, "one")
 
 
 @pytest.mark.parametrize(
