@@ -96,7 +96,7 @@ class FLT(OneShotClustered[FLTState]):
         ``gamma: auto`` finds the groups more often; equal images under different labels look alike.
 
     Shown by:
-        - experiments/flt/samples.yaml: samples per client, three seeds
+        - experiments/flt/samples.yaml: samples per client, five seeds
         - experiments/clustered/README.md: samples per client, gamma, swapped labels
     """
 
