@@ -59,8 +59,8 @@ class ConvAEFeatures(FeatureMap):
     settings. With ``fine_tune`` J > 0 every client trains it for J more epochs on its own images before it
     encodes them. J is 5 in the paper; J = 0, its first use of FCR ("normal" mode), compares codes of one
     encoder. On letters of 300 clients J = 5 is worth 0.08, 0.05 and 0.02 of ARI with 12, 25 and 50 samples
-    a client (experiments/flt/samples.yaml). For clustering again J may differ (``fine_tune_again``): the paper's
-    Algorithm 3 has J > 0 then.
+    a client (experiments/flt/samples.yaml). For clustering again J may differ (``fine_tune_again``): the
+    paper's Algorithm 3 has J > 0 then.
 
     The autoencoder is built for the clients' images, padded with zeros to sides that are multiples of 4.
     Training images are converted to that shape: colours become grey or grey is repeated, smaller images are
