@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from rayfl import plugins
 from rayfl.algorithms import ALGORITHMS
 from rayfl.config import BLOCK_SETTINGS, Config, load, on_the_same_data, variant, with_overrides
-from rayfl.config.reading import algorithm_of, bring_plugins, continued, read
+from rayfl.config.reading import algorithm_of, bring_plugins, continued, parse_overrides, read
 from rayfl.errors import ConfigError, nearest
 from rayfl.models.module import OwnModule
 from rayfl.study.file import Settings, StudyFile, overrides_of, paths_of, shown
@@ -249,7 +249,7 @@ def resolved(
     inner = algorithm if isinstance(algorithm, Mapping) else {}
     settings = list(overrides_of(study.settings))
     grid = [change for axis, at in point.items() for change in overrides_of(study.axes[axis][at])]
-    of_all, for_algorithm = _separated([*settings, *grid])
+    of_all, for_algorithm = _separated(_not_replaced([*settings, *grid], paths_of(method_settings)))
     tuned_of_all, tuned_for_algorithm = _separated(tuned)
     base = _base_of(study)
     try:
@@ -325,6 +325,18 @@ def _separated(changes: Iterable[str]) -> tuple[list[str], list[str]]:
     changes = list(changes)
     for_algorithm = [change for change in changes if change.startswith("algorithm.")]
     return [change for change in changes if change not in for_algorithm], for_algorithm
+
+
+def _not_replaced(changes: Sequence[str], own: Collection[str]) -> list[str]:
+    """Overrides without the numbers that a method replaces by its own: they may be impossible for it.
+
+    Others stay: the settings of other overrides may depend on them, as those of a part on its name.
+    """
+    return [
+        change
+        for change, (path, value) in zip(changes, parse_overrides(changes), strict=True)
+        if path not in own or not isinstance(value, int | float)
+    ]
 
 
 def _of_fields(changes: Iterable[str], fields: Set[str]) -> list[str]:

@@ -560,6 +560,25 @@ def test_a_method_has_one_colour_on_the_page(tmp_path: Path) -> None:
     assert colours[0] == colours[1] == {"FedAvg": "$1", "IFCA": "$2"}
 
 
+def test_a_method_may_replace_a_number_that_is_impossible_for_it(tmp_path: Path) -> None:
+    values = {
+        **SMALL,
+        "settings": {"training": {"momentum": 0.9}, "rounds": 1},
+        "methods": {
+            "FedAvg": {"algorithm": "fedavg"},
+            "own": {"algorithm": "per_fedavg", "training.momentum": 0},
+        },
+        "grid": {}, "claims": [], "expected": [], "report": {},
+    }  # fmt: skip
+    runs = prepare(take(values, tmp_path), check_data=False).runs
+    assert {run.method: run.config.training.momentum for run in runs} == {"FedAvg": 0.9, "own": 0}
+    values["methods"]["own"] = {"algorithm": "per_fedavg"}
+    with pytest.raises(
+        ConfigError, match=r"settings: config: training.momentum 0.9 makes no sense with per_fedavg"
+    ):
+        prepare(take(values, tmp_path), check_data=False)
+
+
 def test_a_run_that_diverged_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in the same folder, and not with the archive elsewhere; but once its directory is removed."""
     methods = {"good": {"algorithm": "fedavg"}, "wild": {"algorithm": "fedavg", "training.lr": 1e30}}
