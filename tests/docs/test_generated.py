@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, get_origin
 
 import pytest
 
@@ -97,7 +97,7 @@ def test_the_classes_for_own_parts_are_listed_with_all_their_fields() -> None:
     for names, module in re.findall(r"^\| (`.+`) \| `([\w.]+)` \|$", table, re.MULTILINE):
         for name in re.findall(r"`(\w+)`", names):
             thing = getattr(importlib.import_module(module), name)
-            if not inspect.isclass(thing):
+            if not inspect.isclass(thing) or get_origin(thing):  # Python 3.10: an alias is a class
                 continue
             assert f"## {name}\n\n`from {module} import {name}`" in page
             described = page.split(f"## {name}\n")[1].split("\n##")[0]
