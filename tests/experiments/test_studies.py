@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rayfl import plugins
 from rayfl.config.text import dump, parse
 from rayfl.errors import ConfigError
 from rayfl.study import execute, prepare, read, take
+from rayfl.study.preparation import Prepared
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments"
 SIZED = [(file.path, size) for file in readme.studies() for size in ("", *file.sizes)]
@@ -29,16 +31,32 @@ def _no_plugins_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "_loaded", {})
 
 
+@cache
+def _prepared(file: str, size: str) -> Prepared:
+    return prepare(read(FOLDER / file, size), check_data=False)
+
+
 @pytest.mark.parametrize(("file", "size"), SIZED)
 def test_a_study_can_be_run_as_it_stands(file: str, size: str) -> None:
-    study = read(FOLDER / file, size)
-    prepared = prepare(study, check_data=False)
+    prepared = _prepared(file, size)
+    study = prepared.study
     assert prepared.statements
     assert len(prepared.study.seeds) > 1  # one seed decides no claim
     again = prepare(take(parse(dump(study.content())), FOLDER), check_data=False)  # the copy with the results
     assert [run.config for run in again.runs] == [run.config for run in prepared.runs]
     assert again.statements == prepared.statements
     assert again.columns == prepared.columns
+
+
+def test_archived_runs_are_those_of_the_studies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edit of a study, or of the file of its own parts, would leave them behind without notice."""
+    planned = set()
+    for file, size in SIZED:
+        monkeypatch.setattr(plugins, "_loaded", {})
+        planned |= {run.key for run in _prepared(file, size).runs}
+    archived = {path.stem.rpartition("-")[2] for path in (FOLDER / "results/runs").glob("*.zip")}
+    assert len(archived) > 200
+    assert not archived - planned
 
 
 def test_names_are_those_of_one_study_each() -> None:
@@ -131,12 +149,13 @@ def test_the_readme_is_what_the_script_writes() -> None:
 
 
 def test_kept_results_are_of_studies_and_claims_that_are_there() -> None:
-    """Who changes a claim runs the study again, or takes its result away."""
+    """Who changes a claim runs the study again, or takes its result away. Its source may be corrected in both."""
     files = {file.name: file for file in readme.studies()}
     for path in sorted(readme.RESULTS.glob("*.json")):
         kept = json.loads(path.read_text(encoding="utf-8"))
         prepared = prepare(read(FOLDER / files[kept["study"]].path, kept["size"]), check_data=False)
-        assert {claim["claim"] for claim in kept["claims"]} == {s.text for _, s in prepared.statements}, path
+        claimed = {(claim["claim"], claim.get("source", "")) for claim in kept["claims"]}
+        assert claimed == {(s.text, c.source) for c, s in prepared.statements}, path
 
 
 def test_settings_files_are_no_studies() -> None:
