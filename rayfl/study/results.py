@@ -89,7 +89,9 @@ _SUGGESTED = ("accuracy_mean", "accuracy_worst10", "loss_mean", "bytes_up", "sec
 """Numbers that are suggested if no known name is similar to the one given."""
 
 _TARGET_COLUMN = re.compile(r"(?P<prefix>(?:\w+_)?)(?P<what>rounds|bytes)_to_(?P<target>\d+(?:\.\d+)?)")
-_GROUP_COLUMN = re.compile(r"accuracy_group_(0|[1-9]\d*)")
+_GROUP_COLUMN = re.compile(r"(?P<prefix>local_|finetuned_|)accuracy_group_(?P<group>0|[1-9]\d*)")
+_CLIENT_COLUMNS = {"local_": "local_accuracy_last", "finetuned_": "accuracy_finetuned"}
+"""Columns of ``clients.csv`` with the accuracies of models other than those served."""
 
 _LESS_IS_BETTER = ("loss", "perplexity", "var", "bytes", "seconds", "rounds_to", "_se")
 """Parts of the names of columns in which less is better."""
@@ -146,7 +148,7 @@ def check_column(column: str, where: str, configs: Sequence[Config]) -> None:
 def group_of(column: str) -> int | None:
     """The planted group whose accuracy a column gives: 3 for ``accuracy_group_3``; None for other columns."""
     match = _GROUP_COLUMN.fullmatch(column)
-    return int(match[1]) if match else None
+    return int(match["group"]) if match else None
 
 
 def numbers_of(path: Path, columns: Sequence[str] = ()) -> dict[str, float]:
@@ -167,6 +169,13 @@ def numbers_of(path: Path, columns: Sequence[str] = ()) -> dict[str, float]:
         if match:
             accuracy = f"{match['prefix']}accuracy_mean"
             numbers[column] = _spent_until(directory, match["what"], accuracy, float(match["target"]))
+        match = _GROUP_COLUMN.fullmatch(column)
+        if match and match["prefix"]:
+            clients = directory.read_frame("clients.csv")
+            accuracy, of_group = _CLIENT_COLUMNS[match["prefix"]], clients["group"] == int(match["group"])
+            numbers[column] = (
+                float(clients.loc[of_group, accuracy].mean()) if accuracy in clients else math.nan
+            )
     return numbers
 
 
@@ -475,8 +484,6 @@ _ENDINGS = {
 
 def title_of(column: str) -> str:
     """A column as text: which number, of which model, on which data, after which round."""
-    if (group := group_of(column)) is not None:
-        return f"accuracy of group {group} (%)"
     qualifiers: list[str] = []
     rest = column
     for prefix, words in _PREFIXES.items():
@@ -485,10 +492,11 @@ def title_of(column: str) -> str:
     for ending, words in _ENDINGS.items():
         if rest.endswith(ending):
             qualifiers, rest = [*qualifiers, words], rest.removesuffix(ending)
-    target = _TARGET_COLUMN.fullmatch(rest)
-    title = (
-        f"{target['what']} to {target['target']} %" if target else _TITLES.get(rest, rest.replace("_", " "))
-    )
+    title = _TITLES.get(rest, rest.replace("_", " "))
+    if (group := group_of(rest)) is not None:
+        title = f"accuracy of group {group} (%)"
+    if target := _TARGET_COLUMN.fullmatch(rest):
+        title = f"{target['what']} to {target['target']} %"
     return ", ".join([title, *qualifiers])
 
 

@@ -149,7 +149,7 @@ def test_the_readme_is_what_the_script_writes() -> None:
 
 
 def test_kept_results_are_of_studies_and_claims_that_are_there() -> None:
-    """Who changes a claim runs the study again, or takes its result away. Its source may be corrected in both."""
+    """Who changes a claim runs the study again, or takes its result away; sources can be corrected."""
     files = {file.name: file for file in readme.studies()}
     for path in sorted(readme.RESULTS.glob("*.json")):
         kept = json.loads(path.read_text(encoding="utf-8"))

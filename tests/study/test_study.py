@@ -98,6 +98,19 @@ def test_all_combinations_run_and_pair_by_seed(done: Any) -> None:
     assert by_seed.tolist() == [1, 1]  # one division of the data among clients for each seed
 
 
+def test_accuracies_of_groups_are_those_of_the_models_that_a_column_names(tmp_path: Path) -> None:
+    clients = {"group": [0, 0, 1], "local_accuracy_last": [90.0, 80.0, None]}
+    pd.DataFrame(clients).to_csv(tmp_path / "clients.csv", index_label="client")
+    groups = [{"id": 0, "accuracy_mean": 50.0}, {"id": 1, "accuracy_mean": None}]
+    (tmp_path / "summary.json").write_text(json.dumps({"by_group": groups}))
+    prefixes = ("", "local_", "finetuned_")
+    found = numbers_of(tmp_path, [f"{prefix}accuracy_group_{i}" for prefix in prefixes for i in (0, 1)])
+    assert (found["accuracy_group_0"], found["local_accuracy_group_0"]) == (50, 85)
+    assert np.isnan([found[f"{prefix}accuracy_group_1"] for prefix in prefixes[1:]]).all()
+    assert np.isnan(found["finetuned_accuracy_group_0"])
+    assert title_of("local_accuracy_group_0") == "accuracy of group 0 (%), models as clients trained them"
+
+
 def test_targets_are_those_of_the_models_that_a_column_names(tmp_path: Path) -> None:
     rounds = {
         "accuracy_mean": [None, 40.0, 60.0, 70.0],
