@@ -10,7 +10,8 @@ const PALETTES = {
     ink: "#e6e6e6", quiet: "#9aa0a6", line: "#34383d", page: "#17191c", soft: "#202327" },
 };
 // For many methods or clusters; not all are told apart by colour-blind readers.
-["#882255", "#44AA99", "#999933", "#AA4499", "#6699CC", "#661100", "#888888"].forEach((colour, i) => { PALETTES.light[7 + i] = PALETTES.dark[7 + i] = colour; });
+["#882255", "#44AA99", "#999933", "#AA4499", "#6699CC", "#661100", "#888888"].forEach((colour, i) => { PALETTES.light[7 + i] = colour; });
+["#C75B8C", "#7ADCCB", "#C8C850", "#C97BC4", "#86A8DE", "#B5694A", "#B0B0B0"].forEach((colour, i) => { PALETTES.dark[7 + i] = colour; });
 const COLOURS = 14;
 const LONGEST_NAME = 17;  // letters beside a narrow chart
 const FONT = getComputedStyle(document.body).fontFamily;
