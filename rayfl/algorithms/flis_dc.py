@@ -51,7 +51,7 @@ class FLISDC(Algorithm):
         is FedAvg; beta = 1 averages only models that predict the same.
 
     Shown by:
-        - experiments/flis/server_data.yaml: served models, beside FLIS (HC)
+        - experiments/flis/server_data.yaml: served models, compared with FLIS (HC)
         - tests/algorithms/test_flis.py::test_dc_with_beta_of_zero_is_fedavg
         - tests/algorithms/test_flis.py::test_dc_with_beta_of_one_averages_nobody
     """

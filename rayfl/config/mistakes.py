@@ -92,8 +92,10 @@ def _key_remedy(key: str, place: _Place) -> str:
     """The remedy for an unknown key: the part that has it, or the nearest key of its own section."""
     owners = [name for name, part in place.siblings.items() if name and key in part.model_fields]
     if owners:
-        choice = f"{'.'.join(place.path[:-1])}={owners[0] if len(owners) == 1 else 'NAME'}"
-        return f"{', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it (set {choice})"
+        remedy = f"{', '.join(owners)} {'has' if len(owners) == 1 else 'have'} it"
+        if any(step.isdigit() for step in place.path):  # an item of a list is given as a whole
+            return remedy
+        return f"{remedy} (set {'.'.join(place.path[:-1])}={owners[0] if len(owners) == 1 else 'NAME'})"
     if place.owner is Config:  # the last part of a dotted name alone
         candidates = [
             f"{name}.{key}"

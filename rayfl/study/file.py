@@ -141,7 +141,8 @@ class Report(Section):
     columns: tuple[str | dict[str, float], ...] = Field(
         ("accuracy_mean", "accuracy_worst10", "bytes_up"),
         min_length=1,
-        description="numbers of a run's summary; rounds_to: 80, bytes_to: 80: until that mean accuracy",
+        description="numbers of a run's summary; rounds_to: 80, bytes_to: 80, local_rounds_to: 80: until "
+        "that mean accuracy",
     )
     by: tuple[str, ...] = Field(
         (),
@@ -814,7 +815,7 @@ def _check_figures(study: StudyFile, whole: StudyFile | None = None) -> None:
                 if not study.has_point(name) and not (whole and whole.has_point(name)):
                     remedy = "name a point of one axis, or of every axis, separated by commas"
                     raise ConfigError(f"expected: {label}", f"the grid has no point {name!r}", remedy)
-                axes = [axis for axis, at in study.axes.items() if name in at]
+                axes = [axis for axis, at in (whole or study).axes.items() if name in at]
                 if len(axes) > 1:
                     remedy = "name a point of every axis, separated by commas"
                     raise ConfigError(

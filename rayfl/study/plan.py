@@ -249,7 +249,8 @@ def resolved(
     inner = algorithm if isinstance(algorithm, Mapping) else {}
     settings = list(overrides_of(study.settings))
     grid = [change for axis, at in point.items() for change in overrides_of(study.axes[axis][at])]
-    of_all, for_algorithm = _separated(_not_replaced([*settings, *grid], paths_of(method_settings)))
+    kept = _not_replaced(settings, paths_of(study.all_methods[label]))
+    of_all, for_algorithm = _separated([*kept, *grid])
     tuned_of_all, tuned_for_algorithm = _separated(tuned)
     base = _base_of(study)
     try:
@@ -335,7 +336,7 @@ def _not_replaced(changes: Sequence[str], own: Collection[str]) -> list[str]:
     return [
         change
         for change, (path, value) in zip(changes, parse_overrides(changes), strict=True)
-        if path not in own or not isinstance(value, int | float)
+        if path not in own or isinstance(value, bool) or not isinstance(value, int | float)
     ]
 
 

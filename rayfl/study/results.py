@@ -115,6 +115,13 @@ def better(column: str) -> Literal["more", "less"] | None:
     return "less" if less else "more"
 
 
+@cache
+def _tested_in_rounds() -> frozenset[str]:
+    """The prefixes of the tests of ``rounds.csv``; clients fine-tune after the last round only."""
+    models = [model for model in get_args(protocols.Tested) if model != "finetuned"]
+    return frozenset(protocols.prefix(on, model) for on in get_args(TestedOn) for model in models)
+
+
 def check_column(column: str, where: str, configs: Sequence[Config]) -> None:
     """Refuse a column that no run has.
 
@@ -128,9 +135,11 @@ def check_column(column: str, where: str, configs: Sequence[Config]) -> None:
     """
     known_names = known_numbers()
     target = _TARGET_COLUMN.fullmatch(column)
-    accuracy = f"{target['prefix']}accuracy_mean" if target else ""
-    if accuracy not in known_names or accuracy.startswith(protocols.NEWCOMERS):
-        target = None
+    if target and target["prefix"] not in _tested_in_rounds():
+        what = f"no run has {target['prefix']}accuracy_mean over its rounds"
+        raise ConfigError(
+            where, what, f"such as rounds_to_{target['target']}, local_rounds_to_{target['target']}"
+        )
     if column not in known_names and target is None and group_of(column) is None:
         mean = f"{column}_mean"
         remedy = f"did you mean {mean!r}?" if mean in known_names else nearest(column, known_names)

@@ -75,6 +75,10 @@ def test_an_unknown_key_with_nothing_near_names_all():
             "algorithm.sampled: no such setting in algorithm (fedavg); solo has it (set algorithm=solo)",
         ),
         (
+            "events=[{name: join, round: 1, clients: 2, labels: [1]}]",
+            "events.0.labels: no such setting in events.0 (join); drift has it",
+        ),
+        (
             "data.clusters=2",
             "data.clusters: no such setting in data (digits); synthetic has it (set data=synthetic)",
         ),

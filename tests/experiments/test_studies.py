@@ -156,6 +156,8 @@ def test_kept_results_are_of_studies_and_claims_that_are_there() -> None:
         prepared = prepare(read(FOLDER / files[kept["study"]].path, kept["size"]), check_data=False)
         claimed = {(claim["claim"], claim.get("source", "")) for claim in kept["claims"]}
         assert claimed == {(s.text, c.source) for c, s in prepared.statements}, path
+        rows = {line.split(" | ")[0].removeprefix("| ") for line in kept["table"].split("\n")}
+        assert set(prepared.study.methods) <= rows, path
 
 
 def test_settings_files_are_no_studies() -> None:

@@ -102,6 +102,7 @@ def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[s
         ("no_group", "accuracy_group_3"),
         ("not_measured", "local_rounds_to_80"),
         ("not_over_rounds", "newcomers_rounds_to_80"),
+        ("at_the_end", "finetuned_bytes_to_80"),
     ):
         claimed = {**yaml.safe_load(STUDY), "claims": [f"FedAvg.{number} > 0"]}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(claimed))
@@ -122,7 +123,11 @@ def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[s
             ["not_measured.yaml"],
             "no run measures local_rounds_to_80; add to the study's",
         ),
-        (["not_over_rounds.yaml"], "no run has a number named 'newcomers_rounds_to_80'"),
+        (
+            ["not_over_rounds.yaml"],
+            "no run has newcomers_accuracy_mean over its rounds; such as rounds_to_80",
+        ),
+        (["at_the_end.yaml"], "no run has finetuned_accuracy_mean over its rounds"),
         (["no_group.yaml", "--dry-run"], "accuracy_group_3 > 0': no client is in group 3; no planted groups"),
     ):
         code, _, err = rayfl(capsys, "study", *arguments)

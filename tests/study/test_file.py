@@ -753,6 +753,10 @@ def test_a_size_may_have_fewer_points_than_the_figures(tmp_path: Path) -> None:
     sizes["one"]["expected"] = [{**expected[0], "figures": {"FedAvg": {0.2: 80}}}]
     with pytest.raises(ConfigError, match=r"expected: FedAvg: the grid has no point '0.2'"):
         take(changed(sizes=sizes, claims=[]), tmp_path, "one")
+    sizes["one"]["expected"] = [{**expected[0], "figures": {"FedAvg": {0.3: 80}}}]
+    grid = {"training.lr": [0.1, 0.3], "training.momentum": [0.3, 0.5]}
+    with pytest.raises(ConfigError, match=r"'0.3' is a point of training.lr and training.momentum"):
+        take(changed(grid=grid, sizes=sizes, expected=[], claims=[], report={}), tmp_path, "one")
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_targets_are_those_of_the_models_that_a_column_names(tmp_path: Path) -> 
         "local_rounds_to_60",
         "local_bytes_to_72.5",
         "local_rounds_to_80",
-        "finetuned_rounds_to_1",
+        "common_rounds_to_1",
     ]
     found = numbers_of(tmp_path, names)
     assert list(found.values())[:3] == [3, 2, 40]
@@ -585,6 +585,9 @@ def test_a_method_may_replace_a_number_that_is_impossible_for_it(tmp_path: Path)
     }  # fmt: skip
     runs = prepare(take(values, tmp_path), check_data=False).runs
     assert {run.method: run.config.training.momentum for run in runs} == {"FedAvg": 0.9, "own": 0}
+    values["settings"]["algorithm.clusters"] = -1  # also in the section of the algorithm
+    values["methods"]["IFCA"] = {"algorithm": {"name": "ifca", "clusters": 2}}
+    assert len(prepare(take(values, tmp_path), check_data=False).runs) == len(runs) // 2 * 3
     values["methods"]["own"] = {"algorithm": "per_fedavg"}
     with pytest.raises(
         ConfigError, match=r"settings: config: training.momentum 0.9 makes no sense with per_fedavg"
