@@ -815,12 +815,16 @@ def _check_figures(study: StudyFile, whole: StudyFile | None = None) -> None:
                 if not study.has_point(name) and not (whole and whole.has_point(name)):
                     remedy = "name a point of one axis, or of every axis, separated by commas"
                     raise ConfigError(f"expected: {label}", f"the grid has no point {name!r}", remedy)
-                axes = [axis for axis, at in (whole or study).axes.items() if name in at]
+                axes = max(([*_axes_with(each, name)] for each in (study, whole) if each), key=len)
                 if len(axes) > 1:
                     remedy = "name a point of every axis, separated by commas"
                     raise ConfigError(
                         f"expected: {label}", f"{name!r} is a point of {' and '.join(axes)}", remedy
                     )
+
+
+def _axes_with(study: StudyFile, point: str) -> Iterator[str]:
+    return (axis for axis, at in study.axes.items() if point in at)
 
 
 _REMEDY = "expected name, base, methods and so on; 'rayfl init study' writes one"
