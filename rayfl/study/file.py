@@ -815,16 +815,13 @@ def _check_figures(study: StudyFile, whole: StudyFile | None = None) -> None:
                 if not study.has_point(name) and not (whole and whole.has_point(name)):
                     remedy = "name a point of one axis, or of every axis, separated by commas"
                     raise ConfigError(f"expected: {label}", f"the grid has no point {name!r}", remedy)
-                axes = max(([*_axes_with(each, name)] for each in (study, whole) if each), key=len)
+                grids = [each.axes.items() for each in (whole, study) if each]
+                axes = dict.fromkeys(axis for grid in grids for axis, at in grid if name in at)
                 if len(axes) > 1:
                     remedy = "name a point of every axis, separated by commas"
                     raise ConfigError(
                         f"expected: {label}", f"{name!r} is a point of {' and '.join(axes)}", remedy
                     )
-
-
-def _axes_with(study: StudyFile, point: str) -> Iterator[str]:
-    return (axis for axis, at in study.axes.items() if point in at)
 
 
 _REMEDY = "expected name, base, methods and so on; 'rayfl init study' writes one"

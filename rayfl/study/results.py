@@ -161,7 +161,7 @@ def group_of(column: str) -> int | None:
 
 
 def numbers_of(path: Path, columns: Sequence[str] = ()) -> dict[str, float]:
-    """The numbers of a finished run: those of its summary, of its planted groups, and ``rounds_to_...``.
+    """The numbers of a finished run: those of its summary, of its planted groups, and of target columns.
 
     Raises:
         Damaged
