@@ -323,8 +323,8 @@ def _show_estimate(prepared: Any, jobs: int | None, archive: Path | None) -> Non
         if runs:
             check_clients(runs)
             _say(f"{title}:")
-            with out.status("a round of each method is timed"):  # on terminals only
-                lines = estimate(runs, jobs, archive).lines()
+            with out.status("looking at existing runs") as status:  # on terminals only
+                lines = estimate(runs, jobs, archive, status.update).lines()
             for line in lines:
                 _say(f"  {line}")
     if (drawn := most_runs(prepared.study)) > 0:

@@ -8,8 +8,9 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -89,11 +90,22 @@ class _Cost:
     disk: float = 0.0
 
 
-def estimate(runs: Sequence[PlannedRun], jobs: int | None = None, archive: Path | None = None) -> Estimate:
-    """Look at existing runs, and time the second round of every method whose speed is not known yet.
+def estimate(
+    runs: Sequence[PlannedRun],
+    jobs: int | None = None,
+    archive: Path | None = None,
+    watch: Callable[[str], object] = lambda text: None,
+) -> Estimate:
+    """Look at existing runs, and time the second round of each kind of run whose speed is not known yet.
 
-    A round may train few clients and test thousands: here only a few are tested, and the time is scaled. Runs
-    in the ``archive`` are unpacked.
+    A round may train few clients and test thousands: here only a few are tested, and the time is scaled.
+    After a minute no further kind is timed; those that are left count as others of their method.
+
+    Args:
+        runs: of the study.
+        jobs: number of parallel runs; by default as many as fit.
+        archive: a folder of finished runs, which are unpacked.
+        watch: is told what is timed.
     """
     fetch(runs)
     if archive is not None:
@@ -101,16 +113,7 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None, archive: Path 
     by_key = {run.key: run for run in runs}
     finished = [run for run in by_key.values() if is_finished(run)]
     missing = unfinished(runs)
-    costs: dict[str, _Cost] = {}
-    for run in finished:
-        costs.setdefault(_speed_key(run), _recorded_cost(RunDirectory(directory_of(run))))
-    timed = 0
-    untimed: list[str] = []
-    for run in missing:
-        if _speed_key(run) not in costs:
-            costs[_speed_key(run)], error = _timed_cost(run)
-            timed += not error
-            untimed += [f"a round of {run.method} failed and is not counted: {error}"] * bool(error)
+    costs, how = _costs_of_kinds(finished, missing, watch)
     seconds = disk = 0.0
     for run in missing:
         cost, done = costs[_speed_key(run)], rounds_done(directory_of(run))
@@ -119,9 +122,6 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None, archive: Path 
     cpus = os.cpu_count() or 1
     parallel = allocate(len(missing), missing[0].config, 1, cpus, 0, jobs).jobs if missing else 1
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    how = [*untimed]
-    how += [f"an estimate: a round of each method was timed, with tests of {_TESTED} clients"] * bool(timed)
-    how += ["finished runs"] * bool(finished)
     rounds = sum(run.config.rounds - rounds_done(directory_of(run)) for run in missing)
     begun = sum(bool(rounds_done(directory_of(run))) for run in missing)
     return Estimate(
@@ -136,6 +136,58 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None, archive: Path 
         peak * parallel,
         ", ".join(how) or "nothing is left",
     )
+
+
+_TIMING_SECONDS = 60.0
+"""After this long no further kind of run is timed, so that a large study is estimated soon as well."""
+
+
+def _costs_of_kinds(
+    finished: Sequence[PlannedRun], missing: Sequence[PlannedRun], watch: Callable[[str], object]
+) -> tuple[dict[str, _Cost], list[str]]:
+    """The cost of each kind of run, by :func:`_speed_key`, and how it is known."""
+    costs, by_method, kinds = dict[str, _Cost](), defaultdict[str, list[_Cost]](list), dict[str, PlannedRun]()
+    for run in finished:
+        if (key := _speed_key(run)) not in costs:
+            costs[key] = _recorded_cost(RunDirectory(directory_of(run)))
+            by_method[run.method].append(costs[key])
+    for run in missing:
+        if (key := _speed_key(run)) not in costs:
+            kinds.setdefault(key, run)
+    failures, timed, start = list[str](), 0, time.perf_counter()
+    for key, run in _each_method_first(kinds):
+        if (timed or failures) and time.perf_counter() - start > _TIMING_SECONDS:
+            break
+        watch(f"a round of {run.method} is timed ({timed + len(failures) + 1} of {len(kinds)})")
+        costs[key], error = _timed_cost(run)
+        if error:
+            failures.append(f"a round of {run.method} failed and is not counted: {error}")
+            continue
+        timed += 1
+        by_method[run.method].append(costs[key])
+    everything = [cost for own in by_method.values() for cost in own]
+    left = [key for key in kinds if key not in costs]
+    for key in left:
+        costs[key] = _mean(by_method[kinds[key].method] or everything)
+    which = f"{timed} of {len(kinds)} kinds of runs" if left else "each method"
+    others = ", and the others are taken to cost as much" if left else ""
+    how = f"an estimate: a round of {which} was timed, with tests of {_TESTED} clients{others}"
+    return costs, [*dict.fromkeys(failures), *[how] * bool(timed), *["finished runs"] * bool(finished)]
+
+
+def _each_method_first(kinds: Mapping[str, PlannedRun]) -> list[tuple[str, PlannedRun]]:
+    """A kind of run of each method, then a second one of each, and so on."""
+    before, turns = Counter[str](), {}
+    for key, run in kinds.items():
+        turns[key] = before[run.method]
+        before[run.method] += 1
+    return sorted(kinds.items(), key=lambda kind: turns[kind[0]])
+
+
+def _mean(costs: Sequence[_Cost]) -> _Cost:
+    if not costs:
+        return _Cost()
+    return _Cost(*(statistics.fmean(each) for each in zip(*map(astuple, costs), strict=True)))
 
 
 def _speed_key(run: PlannedRun) -> str:

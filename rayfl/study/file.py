@@ -241,6 +241,7 @@ class Size(Section):
     """Another size of the same study: entries replace those of the file, settings are added to its own."""
 
     settings: Settings = Field({}, description="settings of this size, over those of the study")
+    methods: dict[str, Settings] = Field({}, description="by label: settings of a method, over its own")
     only: tuple[str, ...] = Field(
         (), description="labels of the methods of this size; default: those of the study"
     )
@@ -354,12 +355,14 @@ class StudyFile(Section):
             _check_axis(axis, points)
         _check_shared(self.settings, "settings")
         _check_axes_set_once(self)
-        for size in self.sizes:
-            if not re.fullmatch(_FILE_NAME, size):
+        for name in self.sizes:
+            if not re.fullmatch(_FILE_NAME, name):
                 raise ValueError(
-                    f"sizes: {size!r} cannot be the name of a size; expected letters, digits, - _ and ."
+                    f"sizes: {name!r} cannot be the name of a size; expected letters, digits, - _ and ."
                 )
-        chosen = {"only": self.only, **{f"sizes.{name}.only": size.only for name, size in self.sizes.items()}}
+        chosen: dict[str, Iterable[str]] = {"only": self.only}
+        for name, size in self.sizes.items():
+            chosen |= {f"sizes.{name}.only": size.only, f"sizes.{name}.methods": size.methods}
         for where, labels in chosen.items():
             for label in labels:
                 if label not in self.methods:
@@ -835,6 +838,8 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
     if chosen.only:
         content["only"] = chosen.only
     content["settings"] = _layered(study.settings, chosen.settings)
+    changed = {label: _layered(study.methods[label], own) for label, own in chosen.methods.items()}
+    content["methods"] = {**study.methods, **changed}
     content["grid"] = {**study.grid, **chosen.grid}
     for name in ("seeds", "report", "claims", "expected"):
         value = getattr(chosen, name)

@@ -459,6 +459,23 @@ def test_a_size_may_have_columns_of_its_own(tmp_path: Path) -> None:
     assert take(changed(sizes=sizes), tmp_path, "more").report == take(changed(), tmp_path).report
 
 
+def test_a_size_changes_settings_of_one_method(tmp_path: Path) -> None:
+    methods = {
+        "near": {"algorithm": "fedprox", "local": {"mu": 0.1}, "training.lr": 0.3},
+        "far": {"algorithm": "fedprox", "local.mu": 0.01},
+    }
+    sizes = {"few": {"methods": {"near": {"local.mu": 0.2, "training": {"momentum": 0.5}}}}, "whole": {}}
+    values = {"name": "s", "methods": methods, "settings": {"training.lr": 0.1}, "seeds": [0], "sizes": sizes}
+    near, far = plan(take(values, tmp_path, "few"))
+    t = near.config.training
+    assert (near.config.local.mu, t.momentum, t.lr) == (0.2, 0.5, 0.3)
+    whole = plan(take(values, tmp_path, "whole"))
+    assert far.key == whole[1].key
+    assert (whole[0].config.local.mu, whole[0].config.training.momentum) == (0.1, 0.0)
+    again = take(parse(dump(take(values, tmp_path, "few").content())), tmp_path)
+    assert [run.key for run in plan(again)] == [near.key, far.key]
+
+
 def test_a_size_adds_to_nested_settings(tmp_path: Path) -> None:
     settings = {"training": {"epochs": 5, "momentum": 0.5}, "partition": {"name": "dirichlet", "alpha": 0.3}}
     sizes = {"smoke": {"settings": {"training": {"epochs": 1}, "partition": {"name": "iid"}, "rounds": 2}}}
@@ -572,6 +589,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(report={"columns": [{"rounds_to": 50, "bytes_to": 60}]}), "{rounds_to: 50, bytes_to: 60}: exp"),
     (changed(report={"columns": [{"hours_to": 50}]}), "{hours_to: 50}: expected rounds_to or bytes_to"),
     (changed(sizes={"smoke": {"only": ["PACLF"]}}), "sizes.smoke.only: no method 'PACLF'; did you mean"),
+    (changed(sizes={"s": {"methods": {"PACLF": {}}}}), "sizes.s.methods: no method 'PACLF'; did you mean"),
+    (changed(sizes={"s": {"methods": ["PACFL"]}}), "sizes.s.methods: "),
+    (changed(sizes={"s": {"methods": {"PACFL": "pacfl"}}}), "sizes.s.methods.PACFL: "),
     (changed(claims=["FedAvg.ari * 2 > 1"]), "columns are multiplied by numbers only, which stand first"),
     (changed(report={"reference": "FedAgv"}), "report.reference: no method 'FedAgv'; did you mean 'FedAvg'?"),
     (changed(tune={"on": "test", "training.lr": [1]}), "tune.on: got 'test'"),

@@ -28,7 +28,7 @@ from rayfl.servers.driver import Driver
 from rayfl.statistics import mean_interval
 from rayfl.study import Study, Watch, execute, figures, prepare, take
 from rayfl.study import tables as study_tables
-from rayfl.study.estimate import estimate
+from rayfl.study.estimate import _Cost, estimate
 from rayfl.study.page import page_of
 from rayfl.study.plan import PlannedRun, key_of, plan
 from rayfl.study.preparation import check_groups, judge
@@ -957,6 +957,43 @@ def test_what_happens_once_is_estimated_once(tmp_path: Path, monkeypatch: pytest
     found = estimate(prepare(take(values, tmp_path, settings=[f"output.root={tmp_path}"])).runs)
     assert found.seconds == pytest.approx((50 + 1000 + 7) + (50 + 1000 + 29 * 7))
     assert clock == [50 + 1000 + 7]
+
+
+def test_a_large_study_is_estimated_from_some_kinds_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 2 methods x 3 numbers of clients, as many as 60 seconds allow: each method first."""
+    clock, timed, told = [0.0], list[str](), list[str]()
+
+    def cost(run: PlannedRun) -> tuple[_Cost, str]:
+        timed.append(f"{run.method} {run.config.partition.clients}")
+        clock[0] += 25.0
+        return _Cost(of_round=10.0 if run.method == "slow" else 1.0), ""
+
+    monkeypatch.setattr("rayfl.study.estimate.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr("rayfl.study.estimate._timed_cost", cost)
+    values = {**SMALL, "claims": [], "expected": [], "report": {}, "seeds": 0}
+    values["grid"] = {"partition.clients": [4, 5, 6]}
+    values["methods"] = {"slow": {"algorithm": "fedavg"}, "fast": {"algorithm": "fedavg", "training.lr": 0.2}}
+    prepared = prepare(take(values, tmp_path, settings=["rounds=2", f"output.root={tmp_path}"]))
+    found = estimate(prepared.runs, watch=told.append)
+    assert timed == ["slow 4", "fast 4", "slow 5"]
+    assert found.seconds == pytest.approx(2 * 3 * (10 + 1))
+    assert "a round of 3 of 6 kinds of runs was timed" in found.how
+    assert told[0] == "a round of slow is timed (1 of 6)"
+
+
+def test_a_method_of_which_nothing_is_known_is_estimated_as_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayfl.study.estimate._TIMING_SECONDS", -1.0)
+    monkeypatch.setattr("rayfl.study.estimate._timed_cost", lambda run: (_Cost(once=1.0, of_round=3.0), ""))
+    values = {**SMALL, "claims": [], "expected": [], "report": {}, "seeds": 0, "grid": {}}
+    values["methods"] = {"one": {"algorithm": "fedavg"}, "two": {"algorithm": "fedavg", "training.lr": 0.2}}
+    prepared = prepare(take(values, tmp_path, settings=["rounds=2", f"output.root={tmp_path}"]))
+    found = estimate(prepared.runs)
+    assert found.seconds == pytest.approx(2 * (1 + 2 * 3))
+    assert "a round of 1 of 2 kinds of runs was timed" in found.how
 
 
 def test_runs_that_are_there_say_what_happens_once(tmp_path: Path) -> None:
