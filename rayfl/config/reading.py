@@ -13,12 +13,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from rayfl import plugins
-from rayfl.algorithms import ALGORITHMS, Algorithm
 from rayfl.config import kinds
 from rayfl.config.mistakes import explain
 from rayfl.config.objects import bring_classes, modules_of, plain
-from rayfl.config.schema import EXCLUDED, USED_BY_SOME, Config
+from rayfl.config.schema import EXCLUDED, Config
 from rayfl.config.text import NOT_YAML, parse, problem_of
+from rayfl.config.transfer import algorithm_of, transferred, used
 from rayfl.config.words import describe, printable, sections, shown
 from rayfl.data import DATASETS
 from rayfl.errors import ConfigError, nearest, type_of
@@ -74,8 +74,8 @@ def load(
 ) -> Config:
     """Read, complete and validate a configuration.
 
-    If ``overrides`` or ``parts`` name another algorithm than the source, the source's settings of sections
-    that this algorithm does not use are left out.
+    If ``overrides`` or ``parts`` name another algorithm than the source, the source's settings that are for
+    its own algorithm are left out, as in a comparison (:func:`~rayfl.config.variants.variant`).
 
     Args:
         source: a preset's name, a YAML file, or a mapping (or a Config, to change it).
@@ -123,8 +123,9 @@ def _resolve_with_plugins(
     requested: dict[str, Any],
 ) -> Config:
     bring_plugins(requested)
-    if algorithm_of(requested) is not algorithm_of(settings):
-        requested = with_overrides({**used(settings, algorithm_of(requested)), **part_settings}, overrides)
+    if (algorithm := algorithm_of(requested)) is not algorithm_of(settings):
+        kept = used(transferred(settings, algorithm), algorithm)
+        requested = with_overrides({**kept, **part_settings}, overrides)
     return resolve(requested)
 
 
@@ -498,20 +499,3 @@ def _name_default_parts(values: Mapping[str, Any], section: type[BaseModel]) -> 
                 value = _name_default_parts(value, inner) if inner else value
         result[key] = value
     return result
-
-
-def algorithm_of(settings: Mapping[str, Any]) -> type[Algorithm] | None:
-    """The algorithm that settings name, None if there is none of that name."""
-    chosen = settings.get("algorithm") or "fedavg"
-    name = chosen.get("name", "fedavg") if isinstance(chosen, Mapping) else chosen
-    return ALGORITHMS.get(name) if isinstance(name, str) else None
-
-
-def used(settings: Mapping[str, Any], algorithm: type[Algorithm] | None) -> dict[str, Any]:
-    """Settings without those of sections that the algorithm does not use."""
-    remaining = dict(settings)
-    for section, keys in USED_BY_SOME.items():
-        values = settings.get(section)
-        if isinstance(values, Mapping) and algorithm is not None and section not in algorithm.takes:
-            remaining[section] = {key: value for key, value in values.items() if key not in keys}
-    return remaining

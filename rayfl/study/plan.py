@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from rayfl import plugins
 from rayfl.algorithms import ALGORITHMS
 from rayfl.config import BLOCK_SETTINGS, Config, load, on_the_same_data, variant, with_overrides
-from rayfl.config.reading import algorithm_of, bring_plugins, continued, parse_overrides, read
+from rayfl.config.reading import bring_plugins, continued, parse_overrides, read
+from rayfl.config.transfer import algorithm_of
 from rayfl.errors import ConfigError, nearest
 from rayfl.models.module import OwnModule
 from rayfl.study.file import Settings, StudyFile, overrides_of, paths_of, shown

@@ -84,6 +84,22 @@ def test_a_variant_leaves_out_what_means_nothing_to_it():
     assert variant(source, [], "mt_hfl").clustering.signature.name == "spectrum"
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("preset", ["pacfl-fmnist", "flt-scenario1", "mthfl-cifar10"])
+def test_another_algorithm_is_the_same_alone_and_in_a_comparison(preset, name):
+    """Alone, PCA+kM+HC had FLT's encoder and graph, and FLT was refused with PACFL's proximities."""
+    assert load(preset, [f"algorithm={name}"]) == variant(preset, [], name)
+    as_part = load(preset, algorithm=ALGORITHMS[name]())
+    assert as_part == variant(preset, [], name)
+
+
+def test_the_algorithm_of_the_source_keeps_all_its_settings():
+    overrides = ["clustering.threshold=7", "algorithm=pacfl"]
+    assert load("pacfl-fmnist", overrides).clustering.proximity == "vector_angle_min"
+    other = load("pacfl-fmnist", ["algorithm=flt", "clustering.gamma=1.0"]).clustering
+    assert (other.signature.name, other.gamma, other.threshold) == ("centroids", 1.0, None)
+
+
 def test_a_baseline_does_not_inherit_the_encoder():
     """FLT and PCA+kM+HC send centroids alike; of what, and what the server does to them, is theirs."""
     source = {"algorithm": "flt", "clustering": {"features": {"name": "conv_ae", "latent": 64}}}
