@@ -49,6 +49,8 @@ commands run a study and keep its table and verdicts:
 With `--archive experiments/results/runs` a study reuses them, and makes only the missing runs; `--dry-run`
 says how many these are.
 
+[papers.md](papers.md) says where each table and figure of the papers is, and which are not here.
+
 A claim *holds* if its whole 95 % interval over seeds satisfies it, *fails* if no part of the interval does,
 and is *undecided* otherwise. Claims come from the papers, or from longer runs of rayfl. The smoke size has
 few rounds, fewer methods, and often other data and a smaller network (each result says so). So its verdicts

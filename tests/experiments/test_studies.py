@@ -144,6 +144,14 @@ def test_folders_without_results_of_a_study_here_are_refused(tmp_path: Path) -> 
         readme.keep(tmp_path)
 
 
+def test_the_page_of_the_papers_names_every_table_and_figure() -> None:
+    linked = re.findall(r"\]\(([^)]+)\)", (FOLDER / "papers.md").read_text(encoding="utf-8"))
+    assert [link for link in linked if not (FOLDER / link).is_file()] == []
+    named = [file.path for file in readme.studies() if re.search(r"/(table|figure)", file.path)]
+    assert len(named) > 30
+    assert set(named) - set(linked) == set()
+
+
 def test_the_readme_is_what_the_script_writes() -> None:
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == readme.generate()
 
