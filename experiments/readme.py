@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import frame
 
 from rayfl.errors import ConfigError
-from rayfl.study.file import read
+from rayfl.study.file import paths_of, read
 from rayfl.study.preparation import prepare
 from rayfl.study.tables import amount, amounts
 from rayfl.units import UNKNOWN, duration
@@ -65,7 +65,7 @@ class File:
     Attributes:
         path: relative to this folder.
         name, title: as in the file.
-        sizes: further sizes in the file: name -> settings.
+        sizes: further sizes in the file: name -> what they change.
     """
 
     path: str
@@ -81,7 +81,7 @@ def studies() -> list[File]:
         study = yaml.safe_load(path.read_text(encoding="utf-8"))
         if "methods" in study:
             title = study.get("title", study["name"])
-            sizes = {name: (size or {}).get("settings", {}) for name, size in study.get("sizes", {}).items()}
+            sizes = {name: size or {} for name, size in study.get("sizes", {}).items()}
             files.append(File(path.relative_to(HERE).as_posix(), study["name"], title, sizes))
     return files
 
@@ -117,7 +117,7 @@ def keep(folder: Path) -> Path:
     result = {
         "study": study["name"],
         "size": size,
-        "changed": {name: study.get("settings", {}).get(name) for name in sized},
+        "changed": _changed(study, sized),
         "runs": len(runs),
         "seconds": round(sum(float(run.get("seconds") or 0) for run in runs.values())),
         "table": parts[1].strip(),
@@ -128,6 +128,26 @@ def keep(folder: Path) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
+
+
+def _changed(study: Mapping[str, Any], size: Mapping[str, Any]) -> dict[str, Any]:
+    """What a size changes, as it was run: settings of all methods, and of some (``FedAvg: training.lr``).
+
+    Args:
+        study: as it was run, with its settings by their dotted paths.
+        size: of the study file.
+    """
+    changed = _named(study.get("settings", {}), size.get("settings", {}))
+    for label, settings in size.get("methods", {}).items():
+        own = _named(study["methods"][label], settings)
+        changed |= {f"{label}: {path}": value for path, value in own.items()}
+    return changed
+
+
+def _named(settings: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings, by their dotted paths, that are named, in whatever way."""
+    paths = paths_of(named)
+    return {path: value for path, value in settings.items() if path.removesuffix(".name") in paths}
 
 
 def generate() -> str:

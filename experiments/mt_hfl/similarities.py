@@ -10,8 +10,9 @@
   have the same task, users 6 and 9 others.
 
 The paper's features of CIFAR are those of a ResNet-18 trained on ImageNet; here they are a PCA of the server,
-unless ``--features resnet18`` is given, which downloads the network. The paper prints no numbers of samples;
-here users of CIFAR have 2,000 images, and those of Figure 4 the preset's.
+unless ``--features resnet18`` is given, which downloads the network, or ``identity``, the images themselves.
+The paper prints no numbers of samples; here users of CIFAR have 2,000 images, and those of Figure 4 the
+preset's.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def similarities(preset: str, overrides: Sequence[str], seeds: Sequence[int]) ->
     return np.stack(found)
 
 
-def tasks(*users: tuple[Sequence[int], int]) -> list[str]:
+def tasks(*users: tuple[Sequence[int], int], samples: int = 2000) -> list[str]:
     """A partition into tasks, each with its labels and number of users, without labels of other tasks."""
-    listed = ", ".join(f"{{labels: {list(labels)}, clients: {n}, samples: 2000}}" for labels, n in users)
+    listed = ", ".join(f"{{labels: {list(labels)}, clients: {n}, samples: {samples}}}" for labels, n in users)
     return [
         f"partition={{name: tasks, foreign: 0, tasks: [{listed}]}}",
         f"clustering.n_clusters={len(users)}",
@@ -96,7 +97,7 @@ def work(options: argparse.Namespace) -> None:
     others = [label for label in range(10, 110) if label not in vehicles]
     users = tasks((VEHICLES, 1), (vehicles, 1), (others, 1))
     with tempfile.TemporaryDirectory() as folder:
-        data = f"data={{name: npz, path: {both_datasets(Path(folder))}, server_share: 2000}}"
+        data = f"data={{name: npz, path: '{both_datasets(Path(folder))}', server_share: 2000}}"
         r = similarities("mthfl-cifar10", [data, *users, *features], seeds)
     print(f"\nTable II, {options.features}\n")
     print("| | CIFAR-100, vehicles | CIFAR-100, others |\n| --- | --: | --: |")

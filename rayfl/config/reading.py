@@ -75,7 +75,7 @@ def load(
     """Read, complete and validate a configuration.
 
     If ``overrides`` or ``parts`` name another algorithm than the source, the source's settings that are for
-    its own algorithm are left out, as in a comparison (:func:`~rayfl.config.variants.variant`).
+    its own algorithm are left out (:func:`~rayfl.config.transfer.transferred`).
 
     Args:
         source: a preset's name, a YAML file, or a mapping (or a Config, to change it).
@@ -89,14 +89,11 @@ def load(
     """
     settings, part_settings, overrides = read(source), plain(parts), names_first(overrides)
     refuse_replaced(overrides)
-    for section, given in part_settings.items():
-        kept = settings.get(section)
-        if isinstance(given, dict) and isinstance(kept, Mapping) and "name" not in kept:
-            part_settings[section] = {**kept, **given}
-    requested = with_overrides({**settings, **part_settings}, overrides)
+    requested = with_overrides(_with_parts(settings, part_settings), overrides)
     # Old versions may have other settings.
     plugins.refuse_old([*_plugins_in(requested), *_possible_targets(requested)])
-    config = _resolve_with_plugins(settings, part_settings, overrides, requested)
+    complete = isinstance(source, Config)
+    config = _resolve_with_plugins(settings, part_settings, overrides, requested, complete)
     plugins.refuse_old(modules_of(config))
     return config
 
@@ -104,7 +101,7 @@ def load(
 def continued(config: Config, overrides: Sequence[str]) -> Config:
     """The config of an earlier run with overrides, and with the plug-ins with which it was read."""
     settings, overrides = read(config), names_first(overrides)
-    return _resolve_with_plugins(settings, {}, overrides, with_overrides(settings, overrides))
+    return _resolve_with_plugins(settings, {}, overrides, with_overrides(settings, overrides), True)
 
 
 def _possible_targets(value: Any) -> Iterator[str]:
@@ -121,12 +118,23 @@ def _resolve_with_plugins(
     part_settings: dict[str, Any],
     overrides: Sequence[str],
     requested: dict[str, Any],
+    complete: bool,
 ) -> Config:
     bring_plugins(requested)
     if (algorithm := algorithm_of(requested)) is not algorithm_of(settings):
-        kept = used(transferred(settings, algorithm), algorithm)
-        requested = with_overrides({**kept, **part_settings}, overrides)
+        kept = used(transferred(settings, algorithm, complete), algorithm)
+        requested = with_overrides(_with_parts(kept, part_settings), overrides)
     return resolve(requested)
+
+
+def _with_parts(settings: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with parts in place of sections; settings of a section without a name are kept."""
+    result = {**settings, **parts}
+    for section, given in parts.items():
+        kept = settings.get(section)
+        if isinstance(given, dict) and isinstance(kept, Mapping) and "name" not in kept:
+            result[section] = {**kept, **given}
+    return result
 
 
 def reload(source: Path | Mapping[str, Any]) -> Config:

@@ -8,7 +8,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from rayfl.servers.rounds import Round
 from rayfl.study import archive as archives
 from rayfl.study.plan import PlannedRun
 from rayfl.study.running import allocate, directory_of, fetch, is_finished, rounds_done, unfinished
-from rayfl.units import duration, size
+from rayfl.units import counted, duration, size
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def estimate(
     """Look at existing runs, and time the second round of each kind of run whose speed is not known yet.
 
     A round may train few clients and test thousands: here only a few are tested, and the time is scaled.
-    After a minute no further kind is timed; those that are left count as others of their method.
+    After a minute no further kind is timed; those that are left count as the mean of those of their method,
+    or of all, if none of their method was timed.
 
     Args:
         runs: of the study.
@@ -170,17 +171,25 @@ def _costs_of_kinds(
     for key in left:
         costs[key] = _mean(by_method[kinds[key].method] or everything)
     which = f"{timed} of {len(kinds)} kinds of runs" if left else "each method"
-    others = ", and the others are taken to cost as much" if left else ""
-    how = f"an estimate: a round of {which} was timed, with tests of {_TESTED} clients{others}"
-    return costs, [*dict.fromkeys(failures), *[how] * bool(timed), *["finished runs"] * bool(finished)]
+    others = "; the others count as their mean" if left else ""
+    what = f"an estimate: a round of {which} was timed, with tests of {_TESTED} clients{others}"
+    how = [what] * bool(timed)
+    if left and not everything:
+        how = [f"{counted(len(left), 'further kind')} of runs not timed and not counted"]
+    return costs, [*dict.fromkeys(failures), *["finished runs"] * bool(finished), *how]
 
 
 def _each_method_first(kinds: Mapping[str, PlannedRun]) -> list[tuple[str, PlannedRun]]:
-    """A kind of run of each method, then a second one of each, and so on."""
-    before, turns = Counter[str](), {}
+    """The first kind of run of each method, then the last of each, then the others.
+
+    Grids often go from small to large, so the mean of these two is nearer to that of all.
+    """
+    of_method = defaultdict[str, list[str]](list)
     for key, run in kinds.items():
-        turns[key] = before[run.method]
-        before[run.method] += 1
+        of_method[run.method].append(key)
+    turns = dict[str, int]()
+    for own in of_method.values():
+        turns |= {key: turn for turn, key in enumerate(own[:1] + own[1:][-1:] + own[1:-1])}
     return sorted(kinds.items(), key=lambda kind: turns[kind[0]])
 
 

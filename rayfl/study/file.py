@@ -241,7 +241,9 @@ class Size(Section):
     """Another size of the same study: entries replace those of the file, settings are added to its own."""
 
     settings: Settings = Field({}, description="settings of this size, over those of the study")
-    methods: dict[str, Settings] = Field({}, description="by label: settings of a method, over its own")
+    methods: dict[str, Settings] = Field(
+        {}, description="by label: settings of a method, over its own; with another algorithm in their place"
+    )
     only: tuple[str, ...] = Field(
         (), description="labels of the methods of this size; default: those of the study"
     )
@@ -339,18 +341,10 @@ class StudyFile(Section):
         """Refuse labels that cannot be told apart, and unknown names."""
         for label, method in self.methods.items():
             _check_label(label)
-            names = _algorithm_names(method)
-            if not all(isinstance(name, str) and name for name in names):
-                raise ValueError(f"methods.{label}.algorithm: expected the name of an algorithm")
-            if len(names) == 2 and names[0] != names[1]:
-                raise ValueError(f"methods.{label}: names two algorithms, {names[0]} and {names[1]}")
-            for path in paths_of(method):
-                if path == "seed":
-                    raise ValueError(f"methods.{label}.seed: all methods have the study's seeds")
-                if path.split(".")[0] in _DATA_SECTIONS:
-                    raise ValueError(
-                        f"methods.{label}.{path}: the data are the same for all methods; vary them in grid"
-                    )
+            _check_method(method, f"methods.{label}")
+        for name, size in self.sizes.items():
+            for label, method in size.methods.items():
+                _check_method(method, f"sizes.{name}.methods.{label}")
         for axis, points in self.grid.items():
             _check_axis(axis, points)
         _check_shared(self.settings, "settings")
@@ -459,6 +453,26 @@ class StudyFile(Section):
     def axes(self) -> dict[str, dict[str, Settings]]:
         """The grid: for each axis its points by name, with the settings of each."""
         return {axis: points_of(axis, points) for axis, points in self.grid.items()}
+
+
+def _check_method(method: Mapping[str, Any], where: str) -> None:
+    """Refuse a method that names no algorithm or two, or sets what all methods share."""
+    names = _algorithm_names(method)
+    if not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"{where}.algorithm: expected the name of an algorithm")
+    if len(names) == 2 and names[0] != names[1]:
+        raise ValueError(f"{where}: names two algorithms, {names[0]} and {names[1]}")
+    for path in paths_of(method):
+        if path == "seed":
+            raise ValueError(f"{where}.seed: all methods have the study's seeds")
+        if path.split(".")[0] in _DATA_SECTIONS:
+            raise ValueError(f"{where}.{path}: the data are the same for all methods; vary them in grid")
+
+
+def _changed_method(method: Mapping[str, Any], change: Mapping[str, Any]) -> Settings:
+    """A method with the settings of a size over its own; with another algorithm it has those alone."""
+    names = _algorithm_names(change)
+    return dict(change) if names and names != _algorithm_names(method)[:1] else _layered(method, change)
 
 
 def _algorithm_names(method: Mapping[str, Any]) -> list[Any]:
@@ -838,7 +852,7 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
     if chosen.only:
         content["only"] = chosen.only
     content["settings"] = _layered(study.settings, chosen.settings)
-    changed = {label: _layered(study.methods[label], own) for label, own in chosen.methods.items()}
+    changed = {label: _changed_method(study.methods[label], own) for label, own in chosen.methods.items()}
     content["methods"] = {**study.methods, **changed}
     content["grid"] = {**study.grid, **chosen.grid}
     for name in ("seeds", "report", "claims", "expected"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import yaml
 
 from rayfl.algorithms import ALGORITHMS
-from rayfl.config import load, reload, variant
+from rayfl.config import load, reload, transfer, variant
 from rayfl.errors import ConfigError
 from tests.config.common import refusal
 
@@ -84,13 +86,58 @@ def test_a_variant_leaves_out_what_means_nothing_to_it():
     assert variant(source, [], "mt_hfl").clustering.signature.name == "spectrum"
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("preset", ["pacfl-fmnist", "flt-scenario1", "mthfl-cifar10"])
+@pytest.mark.parametrize("name", sorted({*ALGORITHMS} - {"per_fedavg"}))
+@pytest.mark.parametrize("preset", ["pacfl-fmnist", "flt-scenario1", "mthfl-cifar10", "subfedavg-cifar10"])
 def test_another_algorithm_is_the_same_alone_and_in_a_comparison(preset, name):
     """Alone, PCA+kM+HC had FLT's encoder and graph, and FLT was refused with PACFL's proximities."""
-    assert load(preset, [f"algorithm={name}"]) == variant(preset, [], name)
-    as_part = load(preset, algorithm=ALGORITHMS[name]())
-    assert as_part == variant(preset, [], name)
+    expected = variant(preset, [], name)
+    assert load(preset, [f"algorithm={name}"]) == expected
+    assert load(preset, algorithm=ALGORITHMS[name]()) == expected
+    # A complete config names all defaults; whether a file named them, too, is not known.
+    complete = load(load(preset), [f"algorithm={name}"])
+    assert complete.model_copy(update={"hierarchy": expected.hierarchy}) == expected
+    if preset != "mthfl-cifar10":  # names global_every: 1, MT-HFL's default
+        assert complete == expected
+
+
+def test_momentum_is_left_out_in_comparisons_only():
+    assert variant("pacfl-fmnist", [], "per_fedavg").training.momentum == 0
+    assert "momentum 0.5 makes no sense" in refusal("pacfl-fmnist", "algorithm=per_fedavg")
+
+
+def test_a_local_objective_belongs_to_its_algorithm():
+    source = {"algorithm": "fedprox", "local": {"mu": 0.1}}
+    assert load(source, ["algorithm=fedavg"]).local.name == "sgd"
+    assert load({**source, "local": {"name": "fedprox", "mu": 0.1}}, ["algorithm=fedavg"]).local.name == "sgd"
+    assert (
+        load(
+            {**source, "algorithm": "pacfl", "local": {"name": "fedprox", "mu": 0.1}}, ["algorithm=flt"]
+        ).local.mu
+        == 0.1
+    )
+    assert (
+        load(load({"algorithm": "fedsoft"}), ["algorithm=fedprox"]).local
+        == load({"algorithm": "fedprox"}).local
+    )
+    without = {"local": "fedprox", "clustering": {"n_clusters": 4, "threshold": None}}  # for any algorithm
+    config = load(without, ["algorithm=pacfl"])
+    assert (config.local.name, config.clustering.n_clusters) == ("fedprox", 4)
+
+
+def test_parts_do_not_bring_back_what_is_left_out():
+    alone = load("pacfl-fmnist", ["algorithm=flt", "clustering.gamma=1.0"])
+    assert load("pacfl-fmnist", ["algorithm=flt"], clustering={"gamma": 1.0}) == alone
+    assert load("pacfl-fmnist", algorithm=ALGORITHMS["flt"](), clustering={"gamma": 1.0}) == alone
+
+
+def test_a_method_with_a_required_setting_can_be_chosen(monkeypatch):
+    class Required(ALGORITHMS["fedprox"]):  # type: ignore[misc, name-defined]
+        name: Literal["required"] = "required"
+        rate: float
+
+    monkeypatch.setattr(transfer, "ALGORITHMS", {**ALGORITHMS, "required": Required})
+    kept = transfer.transferred({"algorithm": "fedavg", "local": "sgd", "rounds": 3}, Required)
+    assert kept == {"algorithm": "fedavg", "rounds": 3}
 
 
 def test_the_algorithm_of_the_source_keeps_all_its_settings():

@@ -9,9 +9,8 @@ from rayfl.data import Samples
 
 
 def test_users_of_a_task_are_alike() -> None:
-    users = similarities.tasks(([0, 1, 2], 2), ([7, 8, 9], 3))
-    overrides = [text.replace("samples: 2000", "samples: 100") for text in users]
-    r = similarities.similarities("digits-demo", overrides, [0, 1])
+    users = similarities.tasks(([0, 1, 2], 2), ([7, 8, 9], 3), samples=100)
+    r = similarities.similarities("digits-demo", users, [0, 1])
     assert r.shape == (2, 5, 5)
     np.testing.assert_array_equal(r, r.transpose(0, 2, 1))
     np.testing.assert_array_equal(r.diagonal(axis1=1, axis2=2), 1)

@@ -88,7 +88,7 @@ def test_smoke_sizes_run(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def _smoke_settings(file: str) -> dict[str, Any]:
     (found,) = (each for each in readme.studies() if each.path == file)
-    return dict(found.sizes["smoke"])
+    return dict(found.sizes["smoke"].get("settings", {}))
 
 
 def test_a_kept_result_says_what_ran_whatever_the_file_says_today(
@@ -101,6 +101,25 @@ def test_a_kept_result_says_what_ran_whatever_the_file_says_today(
     }  # fmt: skip
     (tmp_path / "digits-smoke.json").write_text(json.dumps(kept))
     assert "Changed at this size: `{rounds: 77}`" in readme.generate()
+
+
+def test_what_a_size_changes_is_kept_with_all_its_settings() -> None:
+    study = {
+        "settings": {
+            "rounds": 2,
+            "model.name": "mlp",
+            "model.hidden": [4],
+            "modelling": 3,
+            "training.lr": 0.1,
+        },
+        "methods": {"A": {"algorithm": "fedavg", "training.lr": 0.3}, "B": {"algorithm": "solo"}},
+    }
+    size = {
+        "settings": {"rounds": 2, "model": {"name": "mlp", "hidden": [4]}},
+        "methods": {"A": {"training": {"lr": 0.3}}},
+    }
+    expected = {"rounds": 2, "model.name": "mlp", "model.hidden": [4], "A: training.lr": 0.3}
+    assert readme._changed(study, size) == expected
 
 
 def test_runs_that_methods_share_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -476,6 +476,14 @@ def test_a_size_changes_settings_of_one_method(tmp_path: Path) -> None:
     assert [run.key for run in plan(again)] == [near.key, far.key]
 
 
+def test_a_size_may_give_a_method_another_algorithm(tmp_path: Path) -> None:
+    methods = {"A": {"algorithm": "fedprox", "local.mu": 0.1}}
+    sizes = {name: {"methods": {"A": {"algorithm": name}}} for name in ("fedavg", "fedprox")}
+    values = {"name": "s", "methods": methods, "seeds": [0], "sizes": sizes}
+    assert plan(take(values, tmp_path, "fedavg"))[0].config.local.name == "sgd"
+    assert plan(take(values, tmp_path, "fedprox"))[0].config.local.mu == 0.1  # type: ignore[attr-defined]
+
+
 def test_a_size_adds_to_nested_settings(tmp_path: Path) -> None:
     settings = {"training": {"epochs": 5, "momentum": 0.5}, "partition": {"name": "dirichlet", "alpha": 0.3}}
     sizes = {"smoke": {"settings": {"training": {"epochs": 1}, "partition": {"name": "iid"}, "rounds": 2}}}
@@ -591,6 +599,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(sizes={"smoke": {"only": ["PACLF"]}}), "sizes.smoke.only: no method 'PACLF'; did you mean"),
     (changed(sizes={"s": {"methods": {"PACLF": {}}}}), "sizes.s.methods: no method 'PACLF'; did you mean"),
     (changed(sizes={"s": {"methods": ["PACFL"]}}), "sizes.s.methods: "),
+    (changed(sizes={"s": {"methods": {"PACFL": {"seed": 1}}}}), "sizes.s.methods.PACFL.seed: all"),
+    (
+        changed(sizes={"s": {"methods": {"PACFL": {"data": "digits"}}}}),
+        "sizes.s.methods.PACFL.data: the data",
+    ),
     (changed(sizes={"s": {"methods": {"PACFL": "pacfl"}}}), "sizes.s.methods.PACFL: "),
     (changed(claims=["FedAvg.ari * 2 > 1"]), "columns are multiplied by numbers only, which stand first"),
     (changed(report={"reference": "FedAgv"}), "report.reference: no method 'FedAgv'; did you mean 'FedAvg'?"),

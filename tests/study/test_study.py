@@ -977,10 +977,22 @@ def test_a_large_study_is_estimated_from_some_kinds_of_runs(
     values["methods"] = {"slow": {"algorithm": "fedavg"}, "fast": {"algorithm": "fedavg", "training.lr": 0.2}}
     prepared = prepare(take(values, tmp_path, settings=["rounds=2", f"output.root={tmp_path}"]))
     found = estimate(prepared.runs, watch=told.append)
-    assert timed == ["slow 4", "fast 4", "slow 5"]
+    assert timed == ["slow 4", "fast 4", "slow 6"]
     assert found.seconds == pytest.approx(2 * 3 * (10 + 1))
     assert "a round of 3 of 6 kinds of runs was timed" in found.how
     assert told[0] == "a round of slow is timed (1 of 6)"
+
+
+def test_an_estimate_of_which_nothing_is_known_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayfl.study.estimate._TIMING_SECONDS", -1.0)
+    monkeypatch.setattr("rayfl.study.estimate._timed_cost", lambda run: (_Cost(), "boom"))
+    values = {**SMALL, "claims": [], "expected": [], "report": {}, "seeds": 0, "grid": {}}
+    values["methods"] = {"one": {"algorithm": "fedavg"}, "two": {"algorithm": "fedavg", "training.lr": 0.2}}
+    found = estimate(prepare(take(values, tmp_path, settings=[f"output.root={tmp_path}"])).runs)
+    assert "a round of one failed and is not counted: boom" in found.how
+    assert "1 further kind of runs not timed and not counted" in found.how
 
 
 def test_a_method_of_which_nothing_is_known_is_estimated_as_the_others(
