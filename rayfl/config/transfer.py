@@ -94,7 +94,9 @@ def _defaults_of(algorithm: type[Algorithm]) -> dict[str, dict[str, Any]]:
     try:
         settings = Config.model_validate({**algorithm.defaults, "algorithm": {"name": name}}).to_dict()
     except ValidationError:  # it has a setting without a default
-        settings = {"local": {"name": "sgd"}, **algorithm.defaults}
+        local = algorithm.defaults.get("local", "sgd")
+        local = {"name": "sgd", **local} if isinstance(local, Mapping) else {"name": local}
+        settings = {**algorithm.defaults, "local": local}
     return {section: settings.get(section, {}) for section in _SECTIONS}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import pytest
 import yaml
@@ -130,14 +131,16 @@ def test_parts_do_not_bring_back_what_is_left_out():
     assert load("pacfl-fmnist", algorithm=ALGORITHMS["flt"](), clustering={"gamma": 1.0}) == alone
 
 
-def test_a_method_with_a_required_setting_can_be_chosen(monkeypatch):
-    class Required(ALGORITHMS["fedprox"]):  # type: ignore[misc, name-defined]
+@pytest.mark.parametrize("local", ["scaffold", {"name": "scaffold"}])
+def test_a_method_with_a_required_setting_can_be_chosen(local):
+    class Required(ALGORITHMS["fedavg"]):  # type: ignore[misc, name-defined]
         name: Literal["required"] = "required"
         rate: float
+        defaults: ClassVar[Mapping[str, Any]] = {"local": local}
 
-    monkeypatch.setattr(transfer, "ALGORITHMS", {**ALGORITHMS, "required": Required})
     kept = transfer.transferred({"algorithm": "fedavg", "local": "sgd", "rounds": 3}, Required)
     assert kept == {"algorithm": "fedavg", "rounds": 3}
+    assert transfer.transferred({"algorithm": "fedavg", "local": "fedprox"}, Required)["local"] == "fedprox"
 
 
 def test_the_algorithm_of_the_source_keeps_all_its_settings():
