@@ -110,16 +110,10 @@ def test_a_local_objective_belongs_to_its_algorithm():
     source = {"algorithm": "fedprox", "local": {"mu": 0.1}}
     assert load(source, ["algorithm=fedavg"]).local.name == "sgd"
     assert load({**source, "local": {"name": "fedprox", "mu": 0.1}}, ["algorithm=fedavg"]).local.name == "sgd"
-    assert (
-        load(
-            {**source, "algorithm": "pacfl", "local": {"name": "fedprox", "mu": 0.1}}, ["algorithm=flt"]
-        ).local.mu
-        == 0.1
-    )
-    assert (
-        load(load({"algorithm": "fedsoft"}), ["algorithm=fedprox"]).local
-        == load({"algorithm": "fedprox"}).local
-    )
+    chosen = {"algorithm": "pacfl", "local": {"name": "fedprox", "mu": 0.1}}  # not PACFL's own
+    assert load(chosen, ["algorithm=flt"]).local.mu == 0.1
+    proximal = load(load({"algorithm": "fedsoft"}), ["algorithm=fedprox"])
+    assert proximal.local == load({"algorithm": "fedprox"}).local
     without = {"local": "fedprox", "clustering": {"n_clusters": 4, "threshold": None}}  # for any algorithm
     config = load(without, ["algorithm=pacfl"])
     assert (config.local.name, config.clustering.n_clusters) == ("fedprox", 4)
