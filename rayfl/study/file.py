@@ -303,6 +303,8 @@ class StudyFile(Section):
     )
     _other_methods: dict[str, Settings] = PrivateAttr(default_factory=dict)
     _claims_left_out: tuple[Claim, ...] = PrivateAttr(())
+    _size_name: str = PrivateAttr("")
+    _of_size: dict[str, Settings] = PrivateAttr(default_factory=dict)
     _source: Path | None = PrivateAttr(None)
 
     @field_validator("seeds", mode="before")
@@ -405,6 +407,12 @@ class StudyFile(Section):
     def source(self) -> Path | None:
         """The file that it was read from; None if it was given as values."""
         return self._source
+
+    def place_of_setting(self, section: str, path: str) -> str:
+        """Where the file sets a setting of ``settings`` or ``methods.LABEL``: there, or in the size's own."""
+        of_size = paths_of(self._of_size.get(section, {}))
+        inside = any(f"{path}.".startswith(f"{each}.") for each in of_size)
+        return f"sizes.{self._size_name}.{section}" if inside else section
 
     @property
     def all_methods(self) -> dict[str, Settings]:
@@ -862,6 +870,8 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
     if chosen.tune is not None:
         content["tune"] = chosen.tune or None
     sized = _validated(content)
+    own = {f"methods.{label}": method for label, method in chosen.methods.items()}
+    sized._size_name, sized._of_size = size, {"settings": chosen.settings, **own}
     for axis, points in sized.axes.items():
         for path in paths_of(chosen.settings):
             if all(path in paths_of(at) for at in points.values()):

@@ -268,11 +268,13 @@ def resolved(
     except ConfigError as error:
         where = f"methods.{label}"
         if name is not None and name not in ALGORITHMS:  # plug-ins are known by now
+            where = study.place_of_setting(where, "algorithm")
             raise ConfigError(f"{where}: algorithm", error.what, error.remedy) from None
         for part, overrides in (("base", []), ("settings", settings), ("grid", [*settings, *grid])):
             if str(_error_in(base, overrides, name)) == str(error):
                 where = part
                 break
+        where = study.place_of_setting(where, error.where)
         raise ConfigError(f"{where}: {error.where}", error.what, error.remedy) from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import re
 from pathlib import Path
 from typing import Any
 
@@ -482,6 +483,24 @@ def test_a_size_may_give_a_method_another_algorithm(tmp_path: Path) -> None:
     values = {"name": "s", "methods": methods, "seeds": [0], "sizes": sizes}
     assert plan(take(values, tmp_path, "fedavg"))[0].config.local.name == "sgd"
     assert plan(take(values, tmp_path, "fedprox"))[0].config.local.mu == 0.1  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("of_size", "message"),
+    [
+        ({"methods": {"A": {"training.lrr": 1}}}, "sizes.x.methods.A: training.lrr: no such"),
+        ({"methods": {"A": {"algorithm": "fedavgg"}}}, "sizes.x.methods.A: algorithm: no algorithm"),
+        ({"settings": {"training": {"lr": -1}}}, "sizes.x.settings: training.lr: got -1"),
+        ({"methods": {"A": {"training.lr": 1}}}, "methods.B: training.lrr: no such"),
+    ],
+)
+def test_a_mistake_in_a_size_is_located_there(of_size: dict[str, Any], message: str, tmp_path: Path) -> None:
+    methods = {"A": {"algorithm": "fedavg"}}
+    if message.startswith("methods.B"):
+        methods["B"] = {"algorithm": "fedprox", "training.lrr": 1}
+    values = {"name": "s", "methods": methods, "seeds": [0], "sizes": {"x": of_size}}
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        plan(take(values, tmp_path, "x"))
 
 
 def test_a_size_adds_to_nested_settings(tmp_path: Path) -> None:
