@@ -30,7 +30,7 @@ from rayfl.training.batched import (
 from rayfl.training.batched.descent import Floats, Step, descend, descend_product
 from rayfl.training.batched.jit import jit
 from rayfl.training.batched.loss_kernel import cross_entropy
-from rayfl.training.batched.vectors import LANES
+from rayfl.training.batched.vectors import LANES, copy
 
 (CONVOLUTION, NORMED, PLAIN, LINEAR, BATCH_NORM, KNOWN_NORM, GROUP_NORM) = range(7)
 (FLATTEN, MAXIMUM, MEAN, ACTIVATION, DROPOUT, BRANCH, JOIN) = range(7, 14)
@@ -400,8 +400,7 @@ def _pooling(layer, batch):  # type: ignore[no-untyped-def]
 def _copy_sample(sample, channels, pixels, inputs):  # type: ignore[no-untyped-def]
     """Copy a sample; an image gets its channels last."""
     if channels == 1:
-        for k in range(pixels):
-            inputs[k] = sample[k]
+        copy(inputs, 0, sample, 0, pixels)
         return
     for i in range(channels):
         for k in range(pixels):
@@ -625,8 +624,7 @@ def _back_from_winners(layer, batch, need_input, w, memory, terms):  # type: ign
         for b in range(batch):
             for r in range(height):
                 of = (b * (height + 2 * padding) + r + padding) * wide + padding * channels
-                for k in range(row):
-                    memory.grads[to + k] = memory.dpadded[of + k]
+                copy(memory.grads, to, memory.dpadded, of, row)
                 to += row
     _descend_convolution(layer, len(weights), memory, terms)
 

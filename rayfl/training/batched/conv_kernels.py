@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.training.batched.jit import jit
-from rayfl.training.batched.vectors import LANES, get, load, multiply_add, splat, store, store_maximum
+from rayfl.training.batched.vectors import LANES, copy, get, load, multiply_add, splat, store, store_maximum
 
 
 class Geometry(NamedTuple):
@@ -91,8 +91,7 @@ def forward(
                 padded[start : start + rows * row] = 0
             for r in range(height):
                 to, of = start + (r + padding) * row + padding * channels, (s * height + r) * width * channels
-                for k in range(width * channels):  # to assign slices takes three seconds more to compile
-                    padded[to + k] = x[of + k]
+                copy(padded, to, x, of, width * channels)
             for p in range(pooled_height if pools else (tall + 1) // 2):
                 # Two outputs at a time: eight sums fill the multipliers' pipelines and fit into registers. An
                 # odd last one repeats its neighbour.

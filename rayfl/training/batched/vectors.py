@@ -100,6 +100,24 @@ def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
 
 
 @_operation
+def copy(typing: Any, to: Any, at: Any, of: Any, begin: Any, count: Any) -> Any:
+    """``to[at : at + count] = of[begin : begin + count]`` of arrays that do not overlap.
+
+    A loop would be vectorised by gathering and scattering: Numba's indices may count from the end.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to_, at_, of_, begin_, count_ = args
+        element = context.get_value_type(to.dtype)
+        target = _pointer(context, builder, to, to_, at_, element)
+        source = _pointer(context, builder, of, of_, begin_, element)
+        cgutils.raw_memcpy(builder, target, source, count_, context.get_abi_sizeof(element))
+        return context.get_dummy_value()
+
+    return types.void(to, types.intp, of, types.intp, types.intp), generate
+
+
+@_operation
 def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """``a * b + c``, rounded once where the machine can."""
 
