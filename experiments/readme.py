@@ -36,7 +36,7 @@ ABOUT = """# Experiments
 
 Each table or figure of a paper that consists of runs is a study file here. It has methods, grid, seeds,
 published figures, and claims that `rayfl study` checks. Download the datasets first, for example with `rayfl
-prepare fashion_mnist`. `--size smoke` takes a few seconds to about twenty minutes. Without `--size`, a
+prepare fashion_mnist`. `--size smoke` takes seconds to half an hour. Without `--size`, a
 study has the settings at the top of its file.
 
 `python experiments/readme.py` writes this page from the study files and from `results/`. The following

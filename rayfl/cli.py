@@ -267,13 +267,15 @@ def study(
     from rayfl.study.progress import StudyDisplay
 
     check_parallel(inline, jobs)
+    if dry_run and check:
+        raise ConfigError("--check", "nothing is checked with --dry-run", "leave one of them out")
     prepared = prepare(read(file, size, overrides or [], only or [], seeds))
     if check and not prepared.statements:
         what, remedy = "the study has no claims to check", "add claims, or expected figures with a tolerance"
         raise ConfigError("--check", what, remedy)
     if dry_run:
         _say(prepared.study.extent)
-        _show_estimate(prepared, jobs, archive)
+        _show_estimate(prepared, 1 if inline else jobs, archive)
         return
     folder = out_folder or folder_of(prepared.study)
     check_folder(folder, prepared.study)

@@ -18,7 +18,7 @@ def listener() -> Listener:
     """A listener that shows progress if this is a notebook, else does nothing; it does not import IPython."""
     shell = sys.modules.get("IPython")
     running = shell.get_ipython() if shell is not None and hasattr(shell, "get_ipython") else None
-    if type(running).__name__ != "ZMQInteractiveShell":  # no notebook kernel, e.g. IPython in a terminal
+    if getattr(running, "kernel", None) is None:  # no notebook kernel, e.g. IPython in a terminal
         return lambda event: None
     from IPython.display import display  # type: ignore[import-not-found]
 

@@ -80,12 +80,17 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """As YAML defines it, but a repeated key is an error (otherwise the last one would win silently)."""
-        keys: set[str] = set()
+        written: dict[Any, str] = {}  # the keys as the file writes them, by their values
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if isinstance(key, yaml.ScalarNode) and key.value in keys and key.value != "<<":
-                problem = f"{key.value!r} is given twice"
+            if not isinstance(key, yaml.ScalarNode) or key.value == "<<":
+                continue
+            value = self.construct_object(key)
+            if value in written:
+                first = written[value]
+                same = "is given twice" if first == key.value else f"is the same key as {first!r}; quote them"
+                problem = f"{key.value!r} {same}"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            keys.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+            written[value] = key.value
         return super().construct_mapping(node, deep)
 
 

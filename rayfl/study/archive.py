@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl import files
-from rayfl.config import reload
+from rayfl.config import Config, reload
 from rayfl.config.text import NOT_YAML, dump, parse
 from rayfl.errors import ConfigError, Damaged, Held, RayflError
 from rayfl.rundir import DIVERGED, RunDirectory
@@ -114,7 +114,7 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
         files.make(directory.path, parents=True)
         with contextlib.suppress(Held), directory.locked():
             directory.clear()  # models and checkpoints of a begun run do not belong to the archived one
-            directory.write_config(run.config)  # the paths of this machine
+            directory.write_config(_as_run(run.config, contents))
             for name, data in contents.items():
                 if name != _CONFIG and name not in _ENDS:
                     files.write(directory.path / name, data)
@@ -124,6 +124,13 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
             if not has_ended(run):
                 raise _unusable(archived[run.key], "its tables are not those of a finished run")
     return restored
+
+
+def _as_run(config: Config, contents: Mapping[str, bytes]) -> Config:
+    """The config with the paths of this machine, and with the engine that the archived run used."""
+    environment = json.loads(contents.get(_ENVIRONMENT, b"{}"))
+    engine = environment.get("engine", config.training.engine)
+    return config.model_copy(update={"training": config.training.model_copy(update={"engine": engine})})
 
 
 def _has_other_rounds(run: PlannedRun) -> bool:

@@ -133,7 +133,9 @@ def overall(verdicts: Iterable[Verdict]) -> Verdict:
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?")
 _COLUMN = re.compile(r"\.([A-Za-z_][A-Za-z0-9_.]*)")
 _AFTER_LABEL = re.compile(r"\[|\.[A-Za-z_]")
-_COMPARISON = re.compile(r">=|<=|>|<|~")
+_COMPARISON = re.compile(r">=|<=|>|<|~|≥|≤")
+_IN_ASCII = {"≥": ">=", "≤": "<="}
+_SIGN = re.compile("[-+\N{MINUS SIGN}]")
 _QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 _TOLERANCE = re.compile(r"\+-|\+/-|±")
 
@@ -194,8 +196,8 @@ class _Reader:
         return value
 
     def _sign(self) -> float | None:
-        match = self.take(re.compile(r"[-+]"))
-        return None if match is None else (-1.0 if match[0] == "-" else 1.0)
+        match = self.take(_SIGN)
+        return None if match is None else (1.0 if match[0] == "+" else -1.0)
 
     def _term(self, sign: float) -> Term | float:
         self.space()
@@ -221,6 +223,8 @@ class _Reader:
         rest = self.text[self.position :].strip()
         if not rest:
             return self.fail("something is missing at the end")
+        if rest.startswith("("):
+            return self.fail("parentheses cannot be read", "write the sum without them: A.x - B.x > 3")
         name = re.split(r"[.\[]", rest.lstrip("\"'"))[0].strip("\"' ")
         if name in self.labels:
             return self.fail(
@@ -250,6 +254,13 @@ class _Reader:
         label = max(matching, key=len)
         self.position += len(label)
         return label
+
+    def at_label(self) -> bool:
+        """Whether a method's label stands at this position, which is not passed."""
+        position = self.position
+        found = self._label() is not None
+        self.position = position
+        return found
 
     def _bracketed_point(self) -> dict[str, str]:
         if not self.text.startswith("[", self.position):
@@ -326,19 +337,24 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
     start = reader.position
     comparison = reader.take(_COMPARISON)
     rest = reader.text[reader.position :].lstrip()
-    if rest[:1] in tuple("<>=~") and not any(rest.startswith(label) for label in reader.labels):
+    if rest[:1] in tuple("<>=~≥≤") and not any(rest.startswith(label) for label in reader.labels):
         comparison, reader.position = None, start  # such as >>
     if comparison is None:
         rest = reader.text[reader.position :].lstrip()
         if rest.startswith("*"):
             remedy = "columns are multiplied by numbers only, which stand first: 2 * A.accuracy_mean"
             raise reader.fail(f"{rest!r} is unexpected", remedy)
+        if rest.startswith("/"):
+            raise reader.fail(f"{rest!r} is unexpected", "multiply instead: 0.5 * A.accuracy_mean")
+        if rest and reader.at_label():
+            raise reader.fail("a number and a method need * in between", "such as 2 * A.accuracy_mean")
         raise reader.fail(
             f"{rest!r} is not a comparison" if rest else "it compares nothing", "one of > < >= <= ~"
         )
     right, bound = reader.sum()
     tolerance = 0.0
-    if comparison[0] == "~":
+    compared = _IN_ASCII.get(comparison[0], comparison[0])
+    if compared == "~":
         number = reader.number() if reader.take(_TOLERANCE) else None
         if number is None:
             raise reader.fail("~ takes a tolerance", "such as ~ 77.3 +- 3")
@@ -349,7 +365,7 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
     terms = (*left, *(replace(term, factor=-term.factor) for term in right))
     if not terms:
         raise reader.fail("it names no method")
-    return Statement(reader.text, terms, comparison[0], bound - constant, tolerance)
+    return Statement(reader.text, terms, compared, bound - constant, tolerance)
 
 
 def judge(

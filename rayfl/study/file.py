@@ -97,6 +97,11 @@ class Tune(Section):
                 raise ValueError("settings.seed: set tune.seeds instead")
             if path in _chosen_paths(self):
                 raise ValueError(f"settings.{path}: is chosen by tune; leave it out here")
+            if path.split(".")[0] in _DATA_SECTIONS and path != "partition.validation":
+                raise ValueError(f"settings.{path}: the data are those of the study; leave it out here")
+        _check_once(self.settings, "settings")
+        if self.samples != 1 and self.is_grid:
+            raise ValueError("samples: has no effect, since all values are listed; leave it out")
         if drawn and self.per == "point":
             raise ValueError(
                 f"{drawn[0]}: values from a range are chosen once per method; with per: point, list them"
@@ -332,6 +337,8 @@ class StudyFile(Section):
                 "there are none; expected labels with settings, such as FedAvg: {algorithm: fedavg}"
             )
         for label, settings in methods.items():
+            if isinstance(label, bool):
+                raise ValueError(f"a label is yes, no, on or off, which is {label} in YAML; put it in quotes")
             if not isinstance(label, str):
                 raise ValueError(f"the label {label} is not text; put it in quotes: '{label}'")
             if isinstance(settings, str):
@@ -345,6 +352,7 @@ class StudyFile(Section):
             _check_label(label)
             _check_method(method, f"methods.{label}")
         for name, size in self.sizes.items():
+            _check_shared(size.settings, f"sizes.{name}.settings")
             for label, method in size.methods.items():
                 _check_method(method, f"sizes.{name}.methods.{label}")
         for axis, points in self.grid.items():
@@ -470,6 +478,7 @@ def _check_method(method: Mapping[str, Any], where: str) -> None:
         raise ValueError(f"{where}.algorithm: expected the name of an algorithm")
     if len(names) == 2 and names[0] != names[1]:
         raise ValueError(f"{where}: names two algorithms, {names[0]} and {names[1]}")
+    _check_once(method, where)
     for path in paths_of(method):
         if path == "seed":
             raise ValueError(f"{where}.seed: all methods have the study's seeds")
@@ -481,6 +490,25 @@ def _changed_method(method: Mapping[str, Any], change: Mapping[str, Any]) -> Set
     """A method with the settings of a size over its own; with another algorithm it has those alone."""
     names = _algorithm_names(change)
     return dict(change) if names and names != _algorithm_names(method)[:1] else _layered(method, change)
+
+
+def _check_once(settings: Mapping[str, Any], where: str) -> None:
+    """Refuse a setting that is given both dotted and nested: the order of keys should mean nothing."""
+    seen: set[str] = set()
+    for path in _written_paths(settings):
+        if path in seen:
+            raise ValueError(f"{where}.{path}: is given twice, dotted and nested; leave one out")
+        seen.add(path)
+
+
+def _written_paths(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted path of each value, as often as it is written."""
+    for key, value in settings.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _written_paths(value, f"{path}.")
+        else:
+            yield path
 
 
 def _algorithm_names(method: Mapping[str, Any]) -> list[Any]:
@@ -525,6 +553,7 @@ _RESERVED_COLUMNS = (
 
 def _check_shared(settings: Mapping[str, Any], where: str) -> None:
     """Refuse settings for all methods that the study sets itself: the seed and the algorithm."""
+    _check_once(settings, where)
     paths = paths_of(settings)
     if "seed" in paths:
         raise ValueError(f"{where}.seed: set the study's seeds instead, such as seeds: 0-4")
@@ -823,8 +852,10 @@ def _validated(content: Any) -> StudyFile:
         return StudyFile.model_validate(content)
     except ValidationError as error:
         mistake = explain(error, content, StudyFile)
-        where = "study" if mistake.where == "config" else mistake.where
-        raise ConfigError(where, mistake.what, mistake.remedy) from None
+        where, what = mistake.where, mistake.what
+        if where == "config":  # of the whole study: the text begins with the place
+            where, _, what = what.partition(": ")
+        raise ConfigError(where, what, mistake.remedy) from None
 
 
 def _check_figures(study: StudyFile, whole: StudyFile | None = None) -> None:

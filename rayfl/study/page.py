@@ -279,7 +279,7 @@ def _choices(study: Study) -> Section | None:
         )
         for trial in study.tuned
     ]
-    metric = f"validation {tune.metric}"
+    metric = title_of(f"validation_{tune.metric}")
     header = ("method", "at", *names, metric, *(["mean over all points"] if by_mean else []), "")
     table = Table.of(header, rows, left=2, caption="settings that were tried", filter=len(rows) > 20)
     return Section("Choice of settings", "On validation samples of the clients.", (), [table])

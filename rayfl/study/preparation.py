@@ -41,18 +41,38 @@ class Prepared:
     runs: tuple[PlannedRun, ...]
 
     @property
-    def named(self) -> list[tuple[str, str]]:
-        """All numbers that tables and claims use, each with the place in the file that names it."""
-        named = [("report.columns", name) for name in self.study.report.names]
-        named += [("expected.column", each.column) for each in self.study.expected]
+    def named(self) -> list[_Named]:
+        """All numbers that tables and claims use."""
+        named = [_Named("report.columns", name) for name in self.study.report.names]
+        named += [
+            _Named("expected.column", each.column, label)
+            for each in self.study.expected
+            for label in each.figures
+        ]
         for claim, statement in self.statements:
-            named += [(f"claims: {claim.claim!r}", name) for name in sorted(statement.columns)]
+            terms = sorted(statement.terms, key=lambda term: term.column)
+            named += [_Named(f"claims: {claim.claim!r}", term.column, term.method) for term in terms]
         return named
 
     @property
     def columns(self) -> list[str]:
         """All numbers that tables and claims use."""
-        return list(dict.fromkeys(name for _, name in self.named))
+        return list(dict.fromkeys(each.column for each in self.named))
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A number that a table or a claim uses.
+
+    Attributes:
+        where: the place in the file that names it.
+        column: its name.
+        method: the label of the method of which it is; None for all that have it.
+    """
+
+    where: str
+    column: str
+    method: str | None = None
 
 
 def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
@@ -69,13 +89,17 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
     candidates = tuple(tuning.candidates(study))
     if study.tune is not None and study.tune.search == "optuna" and find_spec("optuna") is None:
         raise ConfigError("tune.search", "optuna is not installed", "pip install 'rayfl[optuna]'")
-    searching.methods_to_search(study)
+    tuned = [candidate.method for candidate in candidates] or searching.methods_to_search(study)
+    if study.tune is not None and not tuned and len(study.methods) == len(study.all_methods):
+        raise ConfigError("tune", "its settings change no run of any method", "leave it out, or name others")
     tuning.check_metric(study)
     _check_axes(study, runs)
     prepared = Prepared(study, statements, candidates, runs)
-    configs = [run.config for run in runs]
-    for where, name in prepared.named:
-        check_column(name, where, configs)
+    for each in prepared.named:
+        if each.where == "report.columns" and "columns" not in study.report.model_fields_set:
+            continue  # the default columns; a loss may have no accuracy
+        configs = [run.config for run in runs if each.method in (None, run.method)]
+        check_column(each.column, each.where, configs, each.method)
     _check_percentages(study)
     if check_data:
         checked = set()
@@ -182,7 +206,7 @@ def check_groups(prepared: Prepared) -> None:
     """
     from rayfl.servers.building import divide
 
-    named = {number: where for where, name in prepared.named if (number := group_of(name)) is not None}
+    named = {number: each.where for each in prepared.named if (number := group_of(each.column)) is not None}
     if not named:
         return
     start, divided = time.monotonic(), set[str]()
@@ -229,17 +253,23 @@ def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
             for claim in _figure_claims(study, published)
         ]
     for claim in study.claims:
-        for axis, point in claim.at.items():
-            _check_at(claim, axis, point, axes)
+        named = [_check_at(claim, axis, point, axes) for axis, point in claim.at.items()]
+        for axis in named:
+            if named.count(axis) > 1:
+                raise ConfigError(f"claims: {claim.claim!r}: at", f"names {axis} twice", "leave one out")
         statements.append((claim, claim_rules.parse(claim.claim, study.methods, axes)))
     return statements
 
 
-def _check_at(claim: Claim, axis: str, point: Any, axes: Mapping[str, Sequence[str]]) -> None:
+def _check_at(claim: Claim, axis: str, point: Any, axes: Mapping[str, Sequence[str]]) -> str:
+    """Refuse an axis or a point that the grid lacks; returns the axis."""
+
     def fail(what: str, remedy: str) -> ConfigError:
         return ConfigError(f"claims: {claim.claim!r}: at", what, remedy)
 
-    claim_rules.point_of(claim_rules.axis_of(axis, axes, fail), shown(point), axes, fail)
+    known = claim_rules.axis_of(axis, axes, fail)
+    claim_rules.point_of(known, shown(point), axes, fail)
+    return known
 
 
 def _figure_claims(study: StudyFile, expected: Any) -> list[Claim]:

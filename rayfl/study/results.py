@@ -18,7 +18,7 @@ from rayfl.data.base import TestedOn
 from rayfl.errors import ConfigError, Damaged, nearest
 from rayfl.evaluation import protocols
 from rayfl.evaluation.metrics import METRICS
-from rayfl.losses import LOSSES
+from rayfl.losses import LOSSES, Loss
 from rayfl.report.compare import flat
 from rayfl.rundir import RunDirectory
 from rayfl.statistics import Difference, Interval, holm, mean_interval, mean_ranks, paired_difference
@@ -107,6 +107,21 @@ def _error_measures() -> re.Pattern[str]:
     return re.compile(rf"(\w+_)?({'|'.join(map(re.escape, names))})_mean(_best_\w+)?")
 
 
+@cache
+def _measure_of_a_loss() -> re.Pattern[str]:
+    """The names of what losses measure in addition to accuracy, after any prefix."""
+    names = sorted({name for loss in LOSSES.values() for name in loss.measures})
+    return re.compile(rf"(\w+_)?(?P<measure>({'|'.join(map(re.escape, names))})_mean)(_best_\w+)?")
+
+
+def _is_measured(column: str, loss: Loss) -> bool:
+    """Whether tests with this loss give a number; those that no loss determines count as measured."""
+    if "accuracy" in column or targets_accuracy(column):
+        return loss.accurate
+    match = _measure_of_a_loss().fullmatch(column)
+    return match is None or match["measure"] in protocols.measures_of(loss)
+
+
 def better(column: str) -> Literal["more", "less"] | None:
     """Whether more or less of a number is better; None where neither is."""
     if _UNRANKED.fullmatch(column):
@@ -122,13 +137,14 @@ def _tested_in_rounds() -> frozenset[str]:
     return frozenset(protocols.prefix(on, model) for on in get_args(TestedOn) for model in models)
 
 
-def check_column(column: str, where: str, configs: Sequence[Config]) -> None:
+def check_column(column: str, where: str, configs: Sequence[Config], method: str | None = None) -> None:
     """Refuse a column that no run has.
 
     Args:
         column: its name.
         where: the setting that names it.
         configs: of the runs.
+        method: the label of their method; None if they are those of several methods.
 
     Raises:
         ConfigError
@@ -149,9 +165,17 @@ def check_column(column: str, where: str, configs: Sequence[Config]) -> None:
     if target and not 0 < float(target["target"]) <= 100:
         what = f"{column}: {target['target']} % is not a possible target"
         raise ConfigError(where, what, "choose one above 0 and at most 100")
+    nobody = f"no run measures {column}" if method is None else f"no run of {method} measures {column}"
     for part, (setting, has) in NEEDS.items():
         if part in column and not any(map(has, configs)):
-            raise ConfigError(where, f"no run measures {column}", f"add to the study's settings: {setting}")
+            place = "the study's settings" if method is None else f"settings, or to methods.{method}"
+            raise ConfigError(where, nobody, f"add to {place}: {setting}")
+    losses = {config.loss.name: config.loss for config in configs}
+    if not any(_is_measured(column, loss) for loss in losses.values()):
+        valid = [name for loss in losses.values() for name in protocols.measures_of(loss)]
+        valid += ["accuracy_mean"] * any(loss.accurate for loss in losses.values())
+        what = f"{nobody}, since the loss is {' or '.join(sorted(losses))}"
+        raise ConfigError(where, what, f"such as {', '.join([*valid, 'loss_mean'])}")
 
 
 def group_of(column: str) -> int | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl import files
-from rayfl.errors import Damaged
+from rayfl.errors import ConfigError, Damaged
 from rayfl.events import RoundDone, RunEvent
 from rayfl.rundir import clean
 from rayfl.study.file import Settings, StudyFile, Tune
@@ -116,11 +116,31 @@ def _makes_a_difference(study: StudyFile, label: str) -> bool:
     tune = _tune_of(study)
     low = {name: _examples(values)[0] for name, values in tune.space.items()}
     first = _first_run(study, label, low).key
-    return any(
-        _first_run(study, label, {**low, name: value}).key != first
+    keys = [
+        _key_with(study, label, low, name, value)
         for name, values in tune.space.items()
         for value in _examples(values)[1:]
-    )
+    ]
+    return any(key != first for key in keys)
+
+
+def _key_with(study: StudyFile, label: str, low: Settings, name: str, value: Any) -> str:
+    """The key of the first run with another value of one setting."""
+    try:
+        return _first_run(study, label, {**low, name: value}).key
+    except ConfigError:
+        if isinstance(value, float) and _is_valid(study, label, {**low, name: round(value)}):
+            what = f"is a whole number for {label}, but others would be drawn, such as {value:.3g}"
+            raise ConfigError(f"tune: {name}", what, "use randint or choice") from None
+        raise
+
+
+def _is_valid(study: StudyFile, label: str, settings: Settings) -> bool:
+    try:
+        _first_run(study, label, settings)
+    except ConfigError:
+        return False
+    return True
 
 
 def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> SearchOutcome:
@@ -226,14 +246,19 @@ def _first_run(study: StudyFile, label: str, settings: Settings) -> PlannedRun:
 
 
 def _examples(values: Any) -> list[Any]:
-    """The values of a list; two values of a range."""
+    """The values of a list; two values of a range, of which the second is no whole number unless all are."""
     kind, parameters = ("choice", values) if isinstance(values, list) else next(iter(values.items()))
     if kind == "choice":
         return list(parameters)
     low, high = parameters
-    if kind == "loguniform":
-        return [low, math.sqrt(low * high)]
-    return [low, high - 1 if kind == "randint" else (low + high) / 2]
+    if kind == "randint":
+        return [low, high - 1]
+    inside = low * (high / low) ** _INSIDE if kind == "loguniform" else low + _INSIDE * (high - low)
+    return [low, inside]
+
+
+_INSIDE = (math.sqrt(5) - 1) / 2
+"""Where in a range the second value lies that is tried: irrational, so not at a whole number."""
 
 
 def _finite_or_none(score: float) -> float | None:

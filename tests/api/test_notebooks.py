@@ -127,7 +127,7 @@ class Handle:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Handle:
     """As in Jupyter's kernel, which has imported IPython."""
     handle, module, display = Handle(), types.ModuleType("IPython"), types.ModuleType("IPython.display")
-    module.get_ipython = type("ZMQInteractiveShell", (), {})  # type: ignore[attr-defined]
+    module.get_ipython = type("Shell", (), {"kernel": object()})  # type: ignore[attr-defined]
     display.display = lambda shown, display_id: handle  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", module)
     monkeypatch.setitem(sys.modules, "IPython.display", display)

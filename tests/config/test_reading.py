@@ -36,6 +36,19 @@ def test_a_key_given_twice_is_refused(tmp_path):
     assert refusal(path) == f"{path}:4:3: not YAML: 'lr' is given twice"
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{on: 1, yes: 2}", "'yes' is the same key as 'on'"),
+        ("{1: 2, 0x1: 3}", "'0x1' is the same key as '1'"),
+    ],
+)
+def test_keys_that_are_equal_to_yaml_are_refused(text: str, problem: str) -> None:
+    with pytest.raises(yaml.YAMLError, match=problem):
+        parse(text)
+    assert parse("{1: 2, '1': 3}") == {1: 2, "1": 3}
+
+
 def test_aliases_make_no_small_file_huge(tmp_path):
     """A billion values from twelve lines, in a setting, in merged maps, and a value that holds itself."""
     lists = ["a0: &a0 x"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]

@@ -31,6 +31,25 @@ def test_a_claim_becomes_a_sum_of_terms() -> None:
     assert (found.comparison, found.bound) == (">=", 8.0)
 
 
+def test_signs_may_be_those_of_print() -> None:
+    printed, typed = read("PACFL.ari − FedAvg.ari ≥ −3"), read("PACFL.ari - FedAvg.ari >= -3")
+    assert (printed.terms, printed.comparison, printed.bound) == (typed.terms, ">=", -3.0)
+    assert read("PACFL.ari ≤ 1").comparison == "<="
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("(PACFL.ari - FedAvg.ari) > 3", "parentheses cannot be read; write the sum without them"),
+        ("PACFL.ari / 2 > 3", "multiply instead: 0.5"),
+        ("2 PACFL.ari > 3", "a number and a method need"),
+    ],
+)
+def test_what_claims_cannot_say_has_another_form(text: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        read(text)
+
+
 def test_labels_may_be_anything_that_people_write() -> None:
     assert read("PACFL, 2 clusters.ari > 0").methods == {"PACFL, 2 clusters"}  # the longest that fits
     assert read('"PACFL, 2 clusters".ari > 0').methods == {"PACFL, 2 clusters"}

@@ -67,8 +67,9 @@ def test_an_interrupt_ends_an_estimate(
 
 
 def test_a_study_is_estimated_run_and_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run", "--jobs", "1")
+    code, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run", "--inline")
     assert code == 0
+    assert "with 1 at a time" in out
     assert out.splitlines()[0] == "2 methods x 2 seeds (0-1)"
     assert "4 runs: 0 finished, 0 to resume, 4 new; 4 rounds" in out
     assert "a round of each method was timed" in out
@@ -121,7 +122,7 @@ def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[s
         ),
         (
             ["not_measured.yaml"],
-            "no run measures local_rounds_to_80; add to the study's",
+            "no run of FedAvg measures local_rounds_to_80; add to settings, or to methods.FedAvg: evaluation",
         ),
         (
             ["not_over_rounds.yaml"],
@@ -262,6 +263,12 @@ def test_a_study_on_object_storage_is_continued_on_another_machine(
     assert [line.split(",")[:4] for line in again.splitlines()] == [
         line.split(",")[:4] for line in first.splitlines()
     ]
+
+
+def test_a_dry_run_checks_no_claims(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = rayfl(capsys, "study", "typed.yaml", "--dry-run", "--check")
+    assert code == 2
+    assert "--check: nothing is checked with --dry-run; leave one of them out" in err
 
 
 @pytest.mark.parametrize("more", [["--inline"], ["--dry-run"]], ids=["run", "dry run"])

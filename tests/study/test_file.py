@@ -656,6 +656,38 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(grid={"who": {"a\nb": {"rounds": 3}}}), "cannot name a point"),
     (changed(grid={"training.lr": [datetime.date(2020, 1, 1)]}), "expected text, numbers"),
     (changed(settings={"training.momentum": datetime.date(2020, 1, 1)}), "got 2020-01-01 (date)"),
+    (
+        changed(settings={"training.momentum": 0.1, "training": {"momentum": 0.2}}),
+        "settings.training.momentum: is given twice, dotted and nested",
+    ),
+    (
+        changed(methods={"A": {"algorithm": "pacfl", "clustering": {"beta": 1}, "clustering.beta": 2}}),
+        "methods.A.clustering.beta: is given twice",
+    ),
+    (
+        changed(sizes={"x": {"settings": {"training": {"lr": 1}, "training.lr": 2}}}),
+        "sizes.x.settings.training.lr: is given twice",
+    ),
+    (changed(methods={False: {}}), "a label is yes, no, on or off, which is False in YAML; put it in quotes"),
+    (changed(tune={"training.momentum": [0.1], "settings": {"data": "mnist"}}), "the data are those of the"),
+    (changed(tune={"training.momentum": [0.1, 0.2], "samples": 5}), "samples: has no effect"),
+    (changed(tune={"output.report": [True, False]}), "tune: its settings change no run of any method"),
+    (
+        changed(tune={"training.epochs": {"uniform": [1, 3]}}),
+        "tune: training.epochs: is a whole number for FedAvg, but others would be drawn, such as 2.24",
+    ),
+    (
+        changed(claims=[{"claim": "PACFL.ari > 0", "at": {"training.lr": 0.1, "lr": 0.3}}]),
+        "at: names training.lr twice",
+    ),
+    (
+        changed(claims=["PACFL.local_accuracy_mean > 3"], methods__FedAvg={"evaluation.local": True}),
+        "no run of PACFL measures local_accuracy_mean; add to settings, or to methods.PACFL: evaluation",
+    ),
+    (
+        changed(report={"columns": ["rmse_mean"]}),
+        "no run measures rmse_mean, since the loss is cross_entropy",
+    ),
     (changed(methods={" FedAvg": {}}), "spaces at either end"),
     (changed(methods={"x" * 1000: {}}), "is too long for a label"),
     (changed(name=".."), "name: '..' cannot be"),
@@ -836,6 +868,20 @@ def test_figures_that_are_no_percentages_are_refused(
     tuned = [{**one[0], "figures": {"FedAvg": {0.1: 0.7, 0.3: 0.6}}}]
     with pytest.raises(ConfigError, match="are below 1, but finetuned_accuracy_mean is in percent"):
         prepare(take(changed(expected=tuned, settings=settings), tmp_path), check_data=False)
+
+
+def test_losses_determine_what_a_table_may_name(tmp_path: Path) -> None:
+    values = changed(
+        methods={"A": {}}, settings={"loss": "mse"}, tune=..., expected=..., claims=..., sizes=...
+    )
+    prepare(take({**values, "report": {}}, tmp_path), check_data=False)  # the default columns
+    prepare(take({**values, "report": {"columns": ["rmse_mean", "loss_mean"]}}, tmp_path), check_data=False)
+    for column in ("accuracy_mean", "rounds_to_80", "validation_accuracy_worst10"):
+        given = {**values, "report": {"columns": [column]}, "settings": {"loss": "mse"}}
+        with pytest.raises(
+            ConfigError, match=f"no run measures {column}, since the loss is mse; such as rmse"
+        ):
+            prepare(take(given, tmp_path), check_data=False)
 
 
 @pytest.mark.parametrize(("values", "text"), BAD, ids=[text for _, text in BAD])
