@@ -161,7 +161,8 @@ def _method_section(result: ClusteringResult, clients: dict[str, list[Any]]) -> 
         charts.append(_distance_chart(result, distances))
         note += ". In the matrix they are in the order of the dendrogram" * (clusters.linkage is not None)
         note += "; dark: alike"
-    curve = threshold_chart(clusters.facts()["curve"], _threshold(clusters), clusters.n_clusters)
+    proximity = result.clustering.proximity
+    curve = threshold_chart(clusters.facts()["curve"], _threshold(clusters), clusters.n_clusters, proximity)
     if curve is not None:
         charts.append(curve)
     return Section(method, note + ".", charts, [_cluster_table(result)], beside=True)
@@ -169,9 +170,8 @@ def _method_section(result: ClusteringResult, clients: dict[str, list[Any]]) -> 
 
 def _distance_meaning(result: ClusteringResult) -> str:
     if result.clusters.distances is None:
-        return "being related (0) or not (1)"
-    proximity = result.clustering.proximity
-    return "distance between signatures" + (f" ({proximity})" if proximity else "")
+        return maps.RELATED
+    return maps.between_signatures(result.clustering.proximity)
 
 
 def _distance_matrix(clusters: Clusters) -> NDArray[np.float64] | None:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from rayfl.angles import ANGLES
 from rayfl.report import maps, page
 from rayfl.report.charts import (
     Colour,
@@ -649,14 +650,17 @@ def _threshold(run: RunFiles) -> Section | None:
     for entry in reversed(run.timeline):
         candidates = (entry.get("threshold"), run.setting("clustering.threshold"))
         beta = next((float(value) for value in candidates if isinstance(value, (int, float))), None)
-        chart = threshold_chart(entry.get("curve"), beta, entry.get("n_clusters"))
+        proximity = run.setting("clustering.proximity")
+        chart = threshold_chart(entry.get("curve"), beta, entry.get("n_clusters"), proximity)
         if chart is not None:
             note = f"The number of clusters that each threshold would have given, {maps.when(entry)}."
             return Section("Choice of threshold", note, [chart])
     return None
 
 
-def threshold_chart(curve: Any, threshold: float | None, clusters: object) -> Chart | None:
+def threshold_chart(
+    curve: Any, threshold: float | None, clusters: object, proximity: str | None
+) -> Chart | None:
     """The number of clusters over the threshold (``threshold`` and ``n_clusters`` of ``clusters.json``)."""
     if not isinstance(curve, dict) or not curve.get("threshold") or not curve.get("n_clusters"):
         return None
@@ -668,7 +672,8 @@ def threshold_chart(curve: Any, threshold: float | None, clusters: object) -> Ch
         result = f"{counted(clusters, 'cluster')} at " if isinstance(clusters, int) else ""
         chosen = threshold, f"chosen: {result}{threshold:.4g}"
     alt = "Number of clusters over the threshold" + ("" if chosen is None else f"; {chosen[1]}")
-    return steps(thresholds, counts, ("threshold", "clusters"), alt, chosen)
+    axis = "threshold (degrees)" if proximity in ANGLES else "threshold"
+    return steps(thresholds, counts, (axis, "clusters"), alt, chosen)
 
 
 def _communication(run: RunFiles) -> Section | None:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import pdist, squareform
 
+from rayfl.angles import ANGLES
 from rayfl.clustering.plane import DIGITS, METHODS, MapMethod, classical, largest_axes
 from rayfl.report.files import RunFiles, numbers
 from rayfl.units import counted
@@ -218,10 +219,19 @@ def matrix_of(run: RunFiles) -> Matrix | None:
         if not valid or len(clients) < 2 or len(distances) != len(clients) * (len(clients) - 1) // 2:
             return None
         proximity = run.setting("clustering.proximity")
-        meaning = "being related (0) or not (1)" if excerpt.get("related") else "distance between signatures"
-        meaning += f" ({proximity})" if proximity and not excerpt.get("related") else ""
+        meaning = RELATED if excerpt.get("related") else between_signatures(proximity)
         return Matrix(clients, squareform(np.asarray(distances, np.float64)), f"{meaning}, {when(entry)}")
     return None
+
+
+RELATED = "being related (0) or not (1)"
+"""What 0 and 1 mean in a matrix of a graph."""
+
+
+def between_signatures(proximity: str | None) -> str:
+    """What distances are, with their unit: ``distance between signatures (principal_angle, in degrees)``."""
+    unit = ", in degrees" if proximity in ANGLES else ""
+    return "distance between signatures" + (f" ({proximity}{unit})" if proximity else "")
 
 
 def together(labels: Sequence[Labels]) -> Array | None:

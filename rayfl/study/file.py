@@ -743,8 +743,11 @@ def take(
     study = _validated(given)
     _check_figures(study)
     listed = () if size or study.part else study.only
+    sized = {name: _with_size(study, given, name) for name in study.sizes}  # all: mistakes are told early
     if size:
-        study = _with_size(study, given, size)
+        if size not in sized:
+            raise ArgumentError("size", f"the study has no size {size!r}", nearest(size, study.sizes))
+        study = sized[size]
     if labels := only or study.only:
         study = _with_methods(study, labels)
     study = _with_overrides(study, settings)
@@ -884,8 +887,6 @@ _REMEDY = "expected name, base, methods and so on; 'rayfl init study' writes one
 
 
 def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> StudyFile:
-    if size not in study.sizes:
-        raise ArgumentError("size", f"the study has no size {size!r}", nearest(size, study.sizes))
     chosen = study.sizes[size]
     content = {key: value for key, value in file_content.items() if key != "sizes"}
     if chosen.only:
@@ -900,7 +901,10 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
             content[name] = file_content["sizes"][size][name]
     if chosen.tune is not None:
         content["tune"] = chosen.tune or None
-    sized = _validated(content)
+    try:
+        sized = _validated(content)
+    except ConfigError as error:  # the study without the size is valid
+        raise ConfigError(f"sizes.{size}: {error.where}", error.what, error.remedy) from None
     own = {f"methods.{label}": method for label, method in chosen.methods.items()}
     sized._size_name, sized._of_size = size, {"settings": chosen.settings, **own}
     for axis, points in sized.axes.items():

@@ -112,6 +112,14 @@ def test_umap_keeps_near_clients_near(tmp_path: Path) -> None:
     assert "by UMAP" in render(page_of([one], "one"))
 
 
+def test_angles_are_in_degrees() -> None:
+    assert maps.between_signatures("cosine") == "distance between signatures (cosine)"
+    clusters = Clusters(np.array([0, 0, 1]), 2, distances=np.array([1.0, 2.0, 3.0]))
+    settings = Clustering(proximity="principal_angle")
+    page = render(page_of([ClusteringResult("pacfl", settings, clusters, None, (), 0.1)], "one"))
+    assert "distance between signatures (principal_angle, in degrees)" in page
+
+
 def test_a_graph_has_no_measure_of_distances() -> None:
     settings = Clustering(proximity=None)
     clusters = Clusters(np.array([0, 0, 1]), 2, distances=np.array([1.0, 2.0, 3.0]))

@@ -668,6 +668,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
         changed(sizes={"x": {"settings": {"training": {"lr": 1}, "training.lr": 2}}}),
         "sizes.x.settings.training.lr: is given twice",
     ),
+    (changed(sizes={"s": {"report": {"by": ["nope"]}}}), "sizes.s: report.by: the grid has no 'nope'"),
+    (
+        changed(sizes={"s": {"expected": [{"source": "x", "figures": {"Z": 1}}]}}),
+        "sizes.s: expected: no method 'Z'",
+    ),
     (changed(methods={False: {}}), "a label is yes, no, on or off, which is False in YAML; put it in quotes"),
     (changed(tune={"training.momentum": [0.1], "settings": {"data": "mnist"}}), "the data are those of the"),
     (changed(tune={"training.momentum": [0.1, 0.2], "samples": 5}), "samples: has no effect"),
