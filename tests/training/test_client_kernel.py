@@ -654,6 +654,23 @@ def test_labels_beyond_the_outputs_are_refused() -> None:
             engine.compiled.train(plan, PLAIN, start.clone(), Terms(), False, samples)
 
 
+def test_samples_may_lie_in_memory_in_any_order() -> None:
+    """The kernel copies a sample as a block, so its numbers must be made to follow each other."""
+    spec = make_case("mlp")
+    engine = BatchedEngine(spec, job(spec, [12])[0], 0)
+    assert engine.compiled is not None
+    plan, start = StepPlan(0, 0, [0], np.array([12]), PLAIN), torch.from_numpy(spec.initial())[None]
+    x, y = torch.randn(12, *spec.shape, generator=torch.Generator().manual_seed(1)), torch.arange(12) % 5
+    transposed = x.permute(*range(x.ndim - 1, -1, -1)).contiguous().permute(*range(x.ndim - 1, -1, -1))
+    assert not transposed.is_contiguous()
+    models = []
+    for samples in (x, transposed):
+        models.append(start.clone())
+        engine.compiled.train(plan, PLAIN, models[-1], Terms(), False, (samples, y))
+    assert torch.equal(*models)
+    assert not torch.equal(models[0], start)
+
+
 def test_activations_keep_their_digits_near_zero_and_far_from_it() -> None:
     x = np.concatenate([-np.logspace(-12, 1.5, 500), [0], np.logspace(-12, 1.5, 500)]).astype(np.float32)
     exact = torch.from_numpy(x).double().requires_grad_()

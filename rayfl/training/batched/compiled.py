@@ -125,7 +125,7 @@ class CompiledTraining:
                 offsets[chunk],
                 masks[chunk],
                 kernel.Rule(*map(np.float32, (work.momentum, decay, work.inner_lr))),
-                x.view(len(x), size).numpy(),
+                x.reshape(len(x), size).contiguous().numpy(),
                 y.numpy(),
                 np.ascontiguousarray(plan.places[:, chunk]),
                 np.ascontiguousarray(plan.counts[:, chunk]),
