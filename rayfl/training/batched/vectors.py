@@ -103,7 +103,7 @@ def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
 def copy(typing: Any, to: Any, at: Any, of: Any, begin: Any, count: Any) -> Any:
     """``to[at : at + count] = of[begin : begin + count]`` of arrays that do not overlap.
 
-    A loop would be vectorised by gathering and scattering: Numba's indices may count from the end.
+    LLVM would make gathers and scatters of a loop, because Numba's indices may count from the end.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
