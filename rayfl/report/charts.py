@@ -377,6 +377,59 @@ def scatter(points: Points, alt: str, colours: Sequence[Colour] = (), height: in
     )
 
 
+def versus(
+    source: str,
+    columns: Mapping[str, Sequence[Any]],
+    results: Sequence[Metric],
+    title: str,
+    tip: Sequence[tuple[str, str, str]],
+    colours: Sequence[Colour],
+    alt: str,
+) -> Chart:
+    """One result over another, a point for each row; the reader selects both. The diagonal is drawn.
+
+    Args:
+        source: ``"@name"`` of a table in ``Page.data``.
+        columns: of that table.
+        results: two or more with the same unit; at first the second is drawn over the first.
+        title: the column that names a point.
+        tip: the rows of the tooltip: label, column, format.
+        colours: of the points, of which the reader selects one.
+        alt: a description for screen readers.
+    """
+    series = _dot_series(Points(source, results[0], results[1], title, tip, 6))
+    series["encode"] = {"x": results[0].column, "y": results[1].column}
+    known = _finite([v for m in results for v in columns[m.column] if v is not None])
+    ends = [float(known.min()), float(known.max())]
+    diagonal = {
+        "type": "line",
+        "data": [[end, end] for end in rounded(ends, 4)],
+        "symbol": "none",
+        "silent": True,
+        "animation": False,
+        "lineStyle": {"color": "$quiet", "type": "dashed", "width": 1},
+        "z": 1,
+    }
+
+    def choices(axis: Literal["x", "y"]) -> list[Choice]:
+        return [
+            Choice(m.label, {f"{axis}Axis": {"name": m.label}, "series": [{"encode": {axis: m.column}}]})
+            for m in results
+        ]
+
+    axis = {"type": "value", "scale": True, "format": results[0].format}
+    option = {
+        "dataset": [{"source": source}],
+        "xAxis": axis,
+        "yAxis": dict(axis),
+        "tooltip": {"trigger": "item"},
+        "series": [series, diagonal],
+    }
+    selectors = [Selector("vertical", choices("y"), chosen=1), Selector("horizontal", choices("x"))]
+    selectors += [_colour_selector(colours)] if colours else []
+    return Chart(option, alt, 420, selectors, name="versus", width=720)
+
+
 Ends = tuple[float, float, float]
 """A value, and the ends of its interval."""
 

@@ -19,7 +19,8 @@ import pandas as pd
 
 from rayfl import files
 from rayfl.errors import ArgumentError
-from rayfl.report.charts import Line, Metric, box, curves, pareto
+from rayfl.report.across import TABLE, Block, boxes_of_clients, clients_section
+from rayfl.report.charts import Line, Metric, curves, pareto
 from rayfl.report.files import RunFiles
 from rayfl.report.html import (
     METRICS,
@@ -27,11 +28,9 @@ from rayfl.report.html import (
     ROUNDS,
     known,
     line_of,
-    result_of_clients,
-    results_of,
     thinned,
 )
-from rayfl.report.page import Chart, Column, Page, Section, Table, rounded, significant, write
+from rayfl.report.page import Column, Page, Section, Table, rounded, significant, write
 from rayfl.statistics import LEVEL, Interval, mean_interval
 from rayfl.units import UNKNOWN, counted, duration, number, size, uncertain
 
@@ -262,6 +261,7 @@ def page_of(comparison: Comparison) -> Page:
         for group in comparison.groups
     ]
     count = len(comparison.groups)
+    clients, columns = _clients(comparison)
     return Page(
         title="Comparison",
         subtitle=f"{counted(len(comparison.files), 'run')}"
@@ -273,12 +273,13 @@ def page_of(comparison: Comparison) -> Page:
             for section in (
                 _over_rounds(lines),
                 _trade_off(comparison),
-                _clients(comparison.groups),
+                clients,
                 _by_planted_group(comparison),
                 _each_run(comparison),
             )
             if section is not None
         ],
+        data={TABLE: columns} if columns else {},
     )
 
 
@@ -455,29 +456,28 @@ def _trade_off(comparison: Comparison) -> Section | None:
     return Section("Accuracy against bytes", "At the last evaluation; bytes of the whole run.", [chart])
 
 
-def _clients(groups: Sequence[Group]) -> Section | None:
-    chart = boxes_of_clients({group.name: group.runs for group in groups})
-    if chart is None:
-        return None
+def _clients(comparison: Comparison) -> tuple[Section | None, dict[str, list[Any]]]:
+    groups = comparison.groups
+    boxes = boxes_of_clients({group.name: group.runs for group in groups})
     note = "Every client of every seed." if any(len(group.runs) > 1 for group in groups) else ""
-    return Section("Clients", note, [chart])
+    return clients_section(boxes, [] if comparison.differences else _blocks(groups), note)
 
 
-def boxes_of_clients(groups: Mapping[str, Sequence[RunFiles]], where: str = "") -> Chart | None:
-    """A box plot of the clients of each group of runs, by name; None if no client has a result.
-
-    Args:
-        groups: runs by the name of the group.
-        where: is added to the description for screen readers.
-    """
-    metric = result_of_clients([run for runs in groups.values() for run in runs])
-    if metric is None:
-        return None
-    results = {name: [results_of(run, metric) for run in runs] for name, runs in groups.items()}
-    measured = {name: [each for each in arrays if each is not None] for name, arrays in results.items()}
-    values = {name: np.concatenate(arrays) for name, arrays in measured.items() if arrays}
-    alt = ", ".join(filter(None, (f"Box plots of clients: {metric.label}", where)))
-    return box(values, metric.label, alt, metric.format)
+def _blocks(groups: Sequence[Group]) -> list[Block]:
+    """The runs of each seed, which have the same clients."""
+    seeds = dict.fromkeys(str(run.setting("seed")) for group in groups for run in group.runs)
+    return [
+        Block(
+            {"seed": seed},
+            {
+                group.name: run
+                for group in groups
+                for run in reversed(group.runs)
+                if str(run.setting("seed")) == seed
+            },
+        )
+        for seed in seeds
+    ]
 
 
 def _by_planted_group(comparison: Comparison) -> Section | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from rayfl.report import page
+from rayfl.report.across import TABLE, Block, boxes_of_clients, clients_section
 from rayfl.report.charts import Line, Metric, alternatives, bars, curves, pareto
-from rayfl.report.compare import boxes_of_clients, mean_line, seed_metrics
+from rayfl.report.compare import mean_line, seed_metrics
 from rayfl.report.files import RunFiles
 from rayfl.report.html import MOST_ROUNDS, ROUNDS, known, line_of, thinned
 from rayfl.report.page import Chart, Choice, Column, Page, Section, Selector, Table, significant
@@ -56,13 +58,14 @@ def page_of(study: Study) -> Page:
         ("seeds", str(len(results.seeds))),
         *((_VERDICT_FACTS[verdict], str(count)) for verdict, count in counts.items() if count),
     ]
+    clients, columns = _clients(results)
     sections = [
         _claims(study),
         *_results(results),
         _over_rounds(results),
         _numbers(results),
         _trade_off(results),
-        _clients(results),
+        clients,
         _choices(study),
         _runs(study),
     ]
@@ -80,6 +83,7 @@ def page_of(study: Study) -> Page:
         folded=[("Study file", (study.folder / "study.yaml").read_text(encoding="utf-8"))]
         if (study.folder / "study.yaml").is_file()
         else [],
+        data={TABLE: columns} if columns else {},
     )
 
 
@@ -245,17 +249,28 @@ def _trade_off(results: Results) -> Section | None:
     return Section("Accuracy against bytes", "After the last round; bytes of the whole run.", [chart])
 
 
-def _clients(results: Results) -> Section | None:
+def _clients(results: Results) -> tuple[Section | None, dict[str, list[Any]]]:
     charts = {}
     for point in results.points:
         groups = {label: _run_files(results, label, point) for label in results.study.methods}
         chart = boxes_of_clients(groups, _point_name(point))
         if chart is not None:
             charts[_point_name(point)] = chart
-    if not charts:
-        return None
-    chart = alternatives("at", charts) if len(charts) > 1 else next(iter(charts.values()))
-    return Section("Clients", "Every client of every seed.", [chart])
+    boxes = alternatives("at", charts) if len(charts) > 1 else next(iter(charts.values()), None)
+    note = "Every client of every seed." if len(results.seeds) > 1 else ""
+    return clients_section(boxes, _blocks(results), note)
+
+
+def _blocks(results: Results) -> Iterator[Block]:
+    """The runs of each seed and point, which have the same clients; those of the first seed first."""
+    for seed, point in itertools.product(results.seeds, results.points):
+        runs = {run.method: run for run in results.runs if run.seed == seed and run.point == point}
+        place = {"seed": str(seed), **{axis: spoken(axis, name) for axis, name in point.items()}}
+        finished = {label: runs[label] for label in results.study.methods if label in runs}
+        yield Block(
+            place,
+            {label: RunFiles.read(directory_of(run)) for label, run in finished.items() if is_finished(run)},
+        )
 
 
 def _choices(study: Study) -> Section | None:

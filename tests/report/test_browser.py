@@ -370,6 +370,14 @@ def test_the_other_pages_at_every_width(tab: Any, wrong: list[str], report: Path
     (other / "config.yaml").write_text("algorithm: {name: fedavg}\n")
     show(tab, Comparison.of([report.parent, other]).write(tmp_path / "comparison.html"))
     check_every_look(tab)
+    chart = (
+        tab.locator("section", has=tab.get_by_role("heading", name="Clients", exact=True))
+        .locator("figure")
+        .nth(1)
+    )
+    before = picture(chart)
+    chart.locator("[data-selector=horizontal]").select_option(index=1)
+    assert picture(chart) != before
     [found] = views(
         load({"name": "p", "data": "digits"}, ["partition={name: iid, clients: 6}"]), ["emd", "cka"]
     )

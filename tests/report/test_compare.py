@@ -208,7 +208,7 @@ def test_runs_that_differ_in_the_seed_alone_are_grouped(make_run: MakeRun, tmp_p
     assert source["accuracy_mean low"][3] == pytest.approx(expected.low, abs=1e-4)
     assert source["accuracy_mean high"][3] == pytest.approx(expected.high, abs=1e-4)
     assert titles(page)[-1] == "Each run"
-    assert len(rows(page)) == 3 + 7
+    assert len(rows(page)) == 3 + 7 + 13  # groups, runs, and clients of each seed
     assert list(Comparison.of(two[:2] + one).differences) == ["seed: 0 (b0, a0); 1 (b1, a1); 2 (a2)"]
 
 

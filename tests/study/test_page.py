@@ -28,7 +28,7 @@ def run_of(folder: Path, rounds: int, **clients: Any) -> RunFiles:
 
 
 def results_of(methods: list[str], points: list[dict[str, str]]) -> Any:
-    return SimpleNamespace(study=SimpleNamespace(methods=dict.fromkeys(methods)), points=points)
+    return SimpleNamespace(study=SimpleNamespace(methods=dict.fromkeys(methods)), points=points, seeds=[0])
 
 
 @pytest.mark.parametrize("points", [[{}], [{"alpha": "0.1"}, {"alpha": "1"}]])
@@ -56,7 +56,8 @@ def test_of_many_rounds_some_are_drawn(
 def test_the_clients_of_a_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [run_of(tmp_path / "a", 2, rmse_last=[1.5, 2.5])]
     monkeypatch.setattr(page, "_run_files", lambda *_: runs)
-    section = page._clients(results_of(["FedAvg"], [{}]))
+    monkeypatch.setattr(page, "_blocks", lambda _: [])
+    section, _ = page._clients(results_of(["FedAvg"], [{}]))
     assert section is not None
     assert section.charts[0].option["dataset"][0]["source"]["median"] == [2]
     assert section.charts[0].option["xAxis"]["name"] == "last root mean squared error of the client"

@@ -1,0 +1,171 @@
+"""The clients of several runs on the same data: which method is best for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rayfl.report.charts import Colour, Metric, box, versus
+from rayfl.report.files import RunFiles, numbers
+from rayfl.report.html import result_of_clients, results_of
+from rayfl.report.page import Chart, Column, Data, Section, Table, significant
+
+TABLE = "clients"
+"""The name of the columns in the page's data."""
+
+MOST_ROWS = 10_000
+"""The largest number of clients in the table."""
+
+MOST_METHODS = 28
+"""The largest number of methods in the table."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Runs of several methods on the same clients: those of one seed, at one point of a grid.
+
+    Attributes:
+        place: what distinguishes it from other blocks, such as ``{"seed": "0"}``.
+        runs: by method.
+    """
+
+    place: Mapping[str, str]
+    runs: Mapping[str, RunFiles]
+
+
+def clients_section(
+    boxes: Chart | None, blocks: Iterable[Block], note: str = ""
+) -> tuple[Section | None, dict[str, list[Any]]]:
+    """The section about clients: box plots, one method against another, and a table of clients.
+
+    Args:
+        boxes: from :func:`boxes_of_clients`; None if no client has a result.
+        blocks: with the same names in ``place``; only as many are read as fit into the table.
+        note: above the charts.
+
+    Returns:
+        The section, None if no client has a result; and its data, for :data:`TABLE` of the page.
+    """
+    if boxes is None:
+        return None, {}
+    rows, methods, metric, full = _read(blocks)
+    if metric is None or len(methods) < 2 or not rows:
+        return Section("Clients", note, [boxes]), {}
+    data = {name: values for name, values in rows.items() if any(v is not None for v in values)}
+    places = [name for name in data if name.startswith(_PLACE)]
+    several = [name for name in places if len(set(data[name])) > 1]
+    shown = {_METHOD + str(i): name for i, name in enumerate(methods) if _METHOD + str(i) in data}
+    facts = [
+        ("client", "client", "text"),
+        *((name, name.removeprefix(_PLACE), "text") for name in several),
+        ("n", "training samples", "number:0"),
+        ("group", "planted group", "text"),
+    ]
+    columns = [(name, title, format) for name, title, format in facts if name in data]
+    results = [(name, title, metric.format) for name, title in shown.items()]
+    table = Table(
+        [
+            Column(title, Data(TABLE, name), format, right=format != "text")
+            for name, title, format in [*columns, *results]
+        ],
+        caption=f"clients: {metric.label}",
+        filter=True,
+    )
+    kinds = [Colour(name, name.removeprefix(_PLACE)) for name in several]
+    kinds += [Colour("group", "planted group")] if "group" in data else []
+    kinds += [Colour.scale("n", "training samples", "number:0", data["n"])] if "n" in data else []
+    chart = versus(
+        f"@{TABLE}",
+        data,
+        [Metric(name, title, metric.format) for name, title in shown.items()],
+        "client",
+        [(title, name, format) for name, title, format in [*columns[1:], *results]],
+        kinds,
+        f"{metric.label.capitalize()} with one method over that with another; a point for each client",
+    )
+    said = (
+        f"The second chart and the table: {metric.label}; above the diagonal are clients for whom the "
+        "method of the vertical axis is better."
+        if metric.format.startswith("percent")
+        else f"The second chart and the table: {metric.label}."
+    )
+    if full:
+        said += f" They have the first {MOST_ROWS:,} clients only."
+    return Section("Clients", f"{note} {said}".lstrip(), [boxes, chart], [table]), data
+
+
+_PLACE, _METHOD = "at ", "method "
+"""How the names of columns begin that hold places, and results of methods, which are numbered: a method's own
+name may be anything."""
+
+
+def _read(blocks: Iterable[Block]) -> tuple[dict[str, list[Any]], list[str], Metric | None, bool]:
+    """The columns, the methods, the result, and whether clients are left out."""
+    rows: dict[str, list[Any]] = {}
+    methods: list[str] = []
+    metric: Metric | None = None
+    length = 0
+    for block in blocks:
+        if length == MOST_ROWS:
+            return rows, methods, metric, True
+        runs = _with_same_clients(block.runs)
+        first = next(iter(runs.values()), None)
+        metric = metric or result_of_clients(list(runs.values()))
+        if first is None or metric is None:
+            continue
+        count = min(len(first.clients), MOST_ROWS - length)
+        methods += [name for name in runs if name not in methods][: MOST_METHODS - len(methods)]
+        found: dict[str, Sequence[Any]] = {"client": _names(first)[:count]}
+        found |= {_PLACE + name: [value] * count for name, value in block.place.items()}
+        for name in ("n", "group"):
+            values = numbers(first.clients, name)
+            found |= {} if values is None else {name: significant(values[:count])}
+        for i, name in enumerate(methods):
+            values = results_of(runs[name], metric) if name in runs else None
+            found |= {} if values is None else {_METHOD + str(i): significant(values[:count], 4)}
+        for name in {**rows, **found}:
+            rows.setdefault(name, [None] * length).extend(found.get(name, [None] * count))
+        length += count
+        if count < len(first.clients):
+            return rows, methods, metric, True
+    return rows, methods, metric, False
+
+
+def _with_same_clients(runs: Mapping[str, RunFiles]) -> dict[str, RunFiles]:
+    """The runs whose clients have the same samples as those of the first one."""
+    known = {name: run for name, run in runs.items() if "client" in run.clients}
+    if not known:
+        return {}
+    first = next(iter(known.values()))
+    return {
+        name: run
+        for name, run in known.items()
+        if len(run.clients) == len(first.clients)
+        and run.environment.get("clients") == first.environment.get("clients")
+    }
+
+
+def _names(run: RunFiles) -> list[str]:
+    """The clients' ids as users know them."""
+    frame = run.clients
+    return [str(name) for name in frame["name" if "name" in frame else "client"]]
+
+
+def boxes_of_clients(groups: Mapping[str, Sequence[RunFiles]], where: str = "") -> Chart | None:
+    """A box plot of the clients of each group of runs, by name; None if no client has a result.
+
+    Args:
+        groups: runs by the name of the group.
+        where: is added to the description for screen readers.
+    """
+    metric = result_of_clients([run for runs in groups.values() for run in runs])
+    if metric is None:
+        return None
+    results = {name: [results_of(run, metric) for run in runs] for name, runs in groups.items()}
+    measured = {name: [each for each in arrays if each is not None] for name, arrays in results.items()}
+    values = {name: np.concatenate(arrays) for name, arrays in measured.items() if arrays}
+    alt = ", ".join(filter(None, (f"Box plots of clients: {metric.label}", where)))
+    return box(values, metric.label, alt, metric.format)

@@ -1,0 +1,105 @@
+"""Clients of several runs on the same data: the table with a column for each method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from rayfl.report import across
+from rayfl.report.across import Block, boxes_of_clients, clients_section
+from rayfl.report.files import RunFiles
+
+MakeRun = Callable[[str], Path]
+
+
+def run_of(folder: Path, clients: str | None = None, **columns: Any) -> RunFiles:
+    """A run whose table of clients has other columns, and the fingerprint of its clients."""
+    frame = pd.read_csv(folder / "clients.csv").assign(**columns)
+    frame.to_csv(folder / "clients.csv", index=False)
+    environment = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps({**environment, "clients": clients}))
+    return RunFiles.read(folder)
+
+
+def section_of(*blocks: Block) -> tuple[Any, dict[str, list[Any]]]:
+    runs = {name: [block.runs[name] for block in blocks if name in block.runs] for name in blocks[0].runs}
+    return clients_section(boxes_of_clients(runs), blocks)
+
+
+def headings(section: Any) -> list[str]:
+    return [column.title for column in section.tables[0].columns]
+
+
+def test_a_column_for_each_method_and_a_row_for_each_client(make_run: MakeRun) -> None:
+    fedavg = run_of(make_run("a"), "aa", name=["Ann", "Bob", "Cy", "Di"])
+    pacfl = run_of(make_run("b"), "aa", accuracy_last=[70.0, 80, 90, None])
+    section, data = section_of(Block({"seed": "0"}, {"FedAvg": fedavg, "PACFL": pacfl}))
+    assert headings(section) == ["client", "training samples", "planted group", "FedAvg", "PACFL"]
+    assert data["client"] == ["Ann", "Bob", "Cy", "Di"]
+    assert [data[c.values.column] for c in section.tables[0].columns[3:]] == [
+        [65, 99, 88, 88],
+        [70, 80, 90, None],
+    ]
+    chart = section.charts[1]
+    assert [[c.label for c in s.choices] for s in chart.selectors[:2]] == [["FedAvg", "PACFL"]] * 2
+    assert chart.option["series"][0]["encode"] == {"x": "method 0", "y": "method 1"}
+    assert chart.option["series"][1]["data"] == [[65, 65], [99, 99]]
+    assert "above the diagonal" in section.note
+
+
+def test_seeds_and_points_follow_each_other_and_gaps_stay_gaps(make_run: MakeRun) -> None:
+    one, two, three = (run_of(make_run(name)) for name in "abc")
+    blocks = [
+        Block({"seed": "0", "alpha": "alpha 1"}, {"FedAvg": one, "PACFL": two}),
+        Block({"seed": "1", "alpha": "alpha 1"}, {"PACFL": three}),
+    ]
+    section, data = section_of(*blocks)
+    assert headings(section)[:2] == ["client", "seed"]  # not alpha, which has one value
+    assert data["at seed"] == ["0"] * 4 + ["1"] * 4
+    assert data["method 0"] == [65, 99, 88, 88, None, None, None, None]
+    assert data["method 1"][4:] == [65, 99, 88, 88]
+
+
+def test_runs_on_other_clients_are_no_columns(make_run: MakeRun) -> None:
+    same, other = run_of(make_run("b"), "aa"), run_of(make_run("c"), "cc")
+    runs = {"FedAvg": run_of(make_run("a"), "aa"), "PACFL": same, "Other": other}
+    section, _ = section_of(Block({"seed": "0"}, runs))
+    assert headings(section)[-2:] == ["FedAvg", "PACFL"]
+
+
+def test_one_method_has_no_rival(make_run: MakeRun) -> None:
+    section, data = section_of(Block({"seed": "0"}, {"FedAvg": run_of(make_run("a"))}))
+    assert (len(section.charts), section.tables, data) == (1, (), {})
+    assert clients_section(None, []) == (None, {})
+
+
+@pytest.mark.parametrize(("most", "kept"), [(6, 6), (4, 4)])
+def test_a_table_of_many_clients_ends(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, most: int, kept: int
+) -> None:
+    """Within a block as well as between two; what would not be shown is not read."""
+    runs = {"FedAvg": run_of(make_run("a")), "PACFL": run_of(make_run("b"))}
+    monkeypatch.setattr(across, "MOST_ROWS", most)
+    section, data = section_of(*(Block({"seed": seed}, runs) for seed in "012"))
+    assert [len(values) for values in data.values()] == [kept] * len(data)
+    assert f"the first {most} clients only" in section.note
+    monkeypatch.setattr(across, "MOST_ROWS", 12)
+    assert "only" not in section_of(*(Block({"seed": seed}, runs) for seed in "012"))[0].note
+
+
+def test_a_regression(make_run: MakeRun) -> None:
+    runs = {}
+    for name in ("a", "b"):
+        folder = make_run(name)
+        text = (folder / "config.yaml").read_text()
+        (folder / "config.yaml").write_text(text + "loss: {name: mse}\n")
+        runs[name] = run_of(folder, accuracy_last=None, rmse_last=[0.5, 1.5, 2.5, 3.5])
+    section, data = section_of(Block({"seed": "0"}, runs))
+    assert data["method 1"] == [0.5, 1.5, 2.5, 3.5]
+    assert section.tables[0].caption == "clients: last root mean squared error of the client"
+    assert "diagonal" not in section.note  # less is better
