@@ -264,7 +264,7 @@ def study(
     from rayfl.display import text_tables
     from rayfl.study import check_folder, check_parallel, execute, folder_of, prepare, read, tables
     from rayfl.study import claims as claim_rules
-    from rayfl.study.progress import StudyDisplay
+    from rayfl.study.progress import StudyDisplay, Terminal
 
     check_parallel(inline, jobs)
     if dry_run and check:
@@ -281,7 +281,7 @@ def study(
     check_folder(folder, prepared.study)
     _say(f"{prepared.study.title or prepared.study.name}: {prepared.study.extent}")
     try:
-        with StudyDisplay(out) as display:
+        with StudyDisplay(Terminal(out)) as display:
             outcome = execute(prepared, folder, inline, jobs, display.watch, archive)
     except KeyboardInterrupt:  # between the stages, or the second one
         print("interrupted; the same command resumes the study", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import sys
-from typing import Any
+from collections.abc import Callable
 
 from rayfl.events import Begun, Clustered, Finished, Listener, Note, RoundDone, RunEvent, Stopped
 from rayfl.monitor import Pace
@@ -15,14 +15,23 @@ SHOWN_NOTES = 6
 
 
 def listener() -> Listener:
-    """A listener that shows progress if this is a notebook, else does nothing; it does not import IPython."""
+    """A listener that shows progress if this is a notebook, else does nothing."""
+    show = output()
+    return (lambda event: None) if show is None else Progress(show)
+
+
+def output() -> Callable[[str], None] | None:
+    """A place below the running cell: a function that replaces its HTML. None if this is no notebook; then
+    IPython is not imported.
+    """
     shell = sys.modules.get("IPython")
     running = shell.get_ipython() if shell is not None and hasattr(shell, "get_ipython") else None
     if getattr(running, "kernel", None) is None:  # no notebook kernel, e.g. IPython in a terminal
-        return lambda event: None
+        return None
     from IPython.display import display  # type: ignore[import-not-found]
 
-    return Progress(display(_Shown(""), display_id=True))
+    handle = display(_Shown(""), display_id=True)
+    return lambda content: handle.update(_Shown(content))
 
 
 class _Shown:
@@ -42,11 +51,11 @@ class Progress:
     """Listener that shows a progress bar, the last round, and the newest notes.
 
     Args:
-        handle: IPython's display handle; its ``update`` replaces what is shown.
+        show: replaces what is shown by other HTML.
     """
 
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
         self._title, self._done, self._total, self._row = "starting", 0, 1, ""
         self._pace = Pace()
         self._notes: list[str] = []
@@ -76,7 +85,7 @@ class Progress:
                 self._notes.append(f"stopped after {counted(rounds, 'complete round')}{how}")
             case _:
                 return
-        self._handle.update(_Shown(self._html()))
+        self._show(self._html())
 
     def _html(self) -> str:
         lines = "<br>".join(html.escape(text) for text in (self._row, *self._notes[-SHOWN_NOTES:]) if text)

@@ -104,7 +104,10 @@ def run_trials(
             param_space={"place": tune.grid_search(list(range(len(items))))},
             tune_config=tune.TuneConfig(max_concurrent_trials=room.jobs, reuse_actors=True),
             run_config=_run_config(
-                store, _Listener(lambda config: lost(config["place"]), lambda config: ended(config["place"]))
+                store,
+                _Listener(
+                    lambda config: lost(config["place"]), lambda config, report: ended(config["place"])
+                ),
             ),
         ).fit()
         outcomes = {}
@@ -122,6 +125,7 @@ def search(
     room: Room,
     folder: Path,
     stopping: Callable[[], bool] = lambda: False,
+    ended: Callable[[Mapping[str, Any], Mapping[str, Any]], None] = lambda point, report: None,
 ) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
     """Let Tune propose points, and call ``work((point, report))`` for each.
 
@@ -132,6 +136,8 @@ def search(
         room: the resources of a trial.
         folder: the user's working folder.
         stopping: returns whether the trials have been asked to stop.
+        ended: called with a point and what its work returned as soon as it has, while others go on; it must
+            not raise.
 
     Returns:
         Every point that was tried, and what its work returned.
@@ -165,7 +171,7 @@ def search(
                 search_alg=searcher,
                 scheduler=scheduler,
             ),
-            run_config=_run_config(store, _Listener()),
+            run_config=_run_config(store, _Listener(ended=ended)),
         ).fit()
         return [(dict(result.config or {}), _outcome(result)) for result in results]
 
@@ -229,7 +235,7 @@ class _Listener(tune.Callback):  # type: ignore[misc]
     def __init__(
         self,
         lost: Callable[[dict[str, Any]], None] = lambda config: None,
-        ended: Callable[[dict[str, Any]], None] = lambda config: None,
+        ended: Callable[[dict[str, Any], Mapping[str, Any]], None] = lambda config, report: None,
     ) -> None:
         self._lost, self._ended = lost, ended
 
@@ -243,7 +249,11 @@ class _Listener(tune.Callback):  # type: ignore[misc]
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Called by Tune when a trial is done."""
-        self._ended(trial.config)
+        self._ended(trial.config, dict(trial.last_result or {}))
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Called by Tune when a trial has failed and is not restarted."""
+        self._ended(trial.config, {"error": "its process died"})
 
 
 def _run_config(store: str, listener: _Listener) -> Any:

@@ -6,16 +6,19 @@
 - ``running``: the runs, in this process or as trials of Ray Tune, each found again by its hash;
 - ``tuning``: settings chosen on validation samples first;
 - ``results``, ``tables``: the numbers; ``outcome``, ``figures``, ``page``, ``writing``: what users get;
-- ``study``: all of it in order; ``progress``, ``estimate``: what users see before and during the runs.
+- ``study``: all of it in order; ``estimate``, ``watching``, ``progress``: what users see before and during
+  the runs.
 """
 
 from rayfl.study.file import StudyFile, read, take
 from rayfl.study.outcome import Study
 from rayfl.study.preparation import Prepared, prepare
-from rayfl.study.study import Watch, check_folder, check_parallel, execute, folder_of, run_study
+from rayfl.study.study import check_folder, check_parallel, execute, folder_of, run_study
+from rayfl.study.watching import Stage, Watch
 
 __all__ = [
     "Prepared",
+    "Stage",
     "Study",
     "StudyFile",
     "Watch",

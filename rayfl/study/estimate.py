@@ -23,6 +23,7 @@ from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import available
 from rayfl.runtime.driving import arithmetic, make_backend
 from rayfl.servers.building import build, check
+from rayfl.servers.checkpoint import Checkpoint
 from rayfl.servers.driver import Driver
 from rayfl.servers.rounds import Round
 from rayfl.study import archive as archives
@@ -82,12 +83,14 @@ class _Cost:
         once: seconds of the start, and the additional seconds of the first round, in which many methods
             cluster the clients, and kernels are compiled.
         of_round: seconds of each round, with its share of the tests.
-        disk: bytes of the run directory.
+        disk: bytes of a run directory, whatever its number of rounds.
+        disk_of_round: bytes that each round adds.
     """
 
     once: float = 0.0
     of_round: float = 0.0
     disk: float = 0.0
+    disk_of_round: float = 0.0
 
 
 def estimate(
@@ -119,7 +122,7 @@ def estimate(
     for run in missing:
         cost, done = costs[_speed_key(run)], rounds_done(directory_of(run))
         seconds += cost.once * (done == 0) + cost.of_round * (run.config.rounds - done)
-        disk += cost.disk
+        disk += cost.disk * (done == 0) + cost.disk_of_round * (run.config.rounds - done)
     cpus = os.cpu_count() or 1
     parallel = allocate(len(missing), missing[0].config, 1, cpus, 0, jobs).jobs if missing else 1
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -210,9 +213,17 @@ def _speed_key(run: PlannedRun) -> str:
 def _recorded_cost(directory: RunDirectory) -> _Cost:
     """The cost of a run that is finished."""
     total = float((directory.read_json("summary.json") or {}).get("seconds") or 0.0)
-    rounds = directory.read_frame("rounds.csv")["seconds"].tolist() if directory.rounds_complete() else [0.0]
-    of_round = statistics.fmean(rounds[1:] or rounds)
-    return _Cost(max(0.0, total - of_round * len(rounds)), of_round, float(_folder_bytes(directory.path)))
+    seconds = directory.read_frame("rounds.csv")["seconds"].tolist() if directory.rounds_complete() else [0.0]
+    of_round = statistics.fmean(seconds[1:] or seconds)
+    growing = float(sum(file.stat().st_size for file in _growing(directory.path))) / len(seconds)
+    fixed = _folder_bytes(directory.path) - growing * len(seconds)
+    return _Cost(max(0.0, total - of_round * len(seconds)), of_round, fixed, growing)
+
+
+def _growing(folder: Path) -> list[Path]:
+    """The files of a run that are longer after more rounds."""
+    names = ("rounds.csv", "groups.csv", "communication.csv", "log.jsonl*", "events.out.*")
+    return [file for name in (*names, "checkpoints/history/*") for file in folder.glob(name)]
 
 
 def _timed_cost(run: PlannedRun) -> tuple[_Cost, str]:
@@ -225,7 +236,7 @@ def _timed_cost(run: PlannedRun) -> tuple[_Cost, str]:
     folder = Path(tempfile.mkdtemp(prefix="rayfl-estimate-"))
     try:
         c = run.config
-        output = c.output.model_copy(update={"root": folder, "report": False})
+        output = c.output.model_copy(update={"root": folder})
         execution = c.execution.model_copy(update={"backend": "inline"})
         tests = c.evaluation.model_copy(update={"every": 1})
         changed = {"output": output, "execution": execution, "evaluation": tests, "events": ()}
@@ -282,6 +293,7 @@ def _cost_of_two_rounds(config: Config, every: int) -> _Cost:
     backend = make_backend(config, arithmetic(config, stages[0].federation, host, available(config)))
     directory = RunDirectory.create(config)
     driver = _SamplingDriver(config, stages, backend, directory, host)
+    grown = list[int]()
     try:
         state = driver.start()
         once, rounds = time.perf_counter() - start, []
@@ -289,12 +301,49 @@ def _cost_of_two_rounds(config: Config, every: int) -> _Cost:
             start, driver.seconds = time.perf_counter(), 0.0
             state = driver.round(state)
             rounds.append(time.perf_counter() - start - driver.seconds)
-        driver.checkpoint(state)
+            saved = driver.checkpoint(state)
+            driver.records.write_tables(state)
+            grown.append(sum(file.stat().st_size for file in _growing(directory.path)))
     finally:
         backend.close()
     of_tests = driver.seconds * driver.share / every
     once += max(0.0, rounds[0] - rounds[-1])
-    return _Cost(once, rounds[-1] + of_tests, float(_folder_bytes(directory.path)))
+    tables = sum(file.stat().st_size for file in directory.path.iterdir() if file.is_file())
+    tables -= sum(file.stat().st_size for file in _growing(directory.path) if file.parent == directory.path)
+    disk = tables + _page_bytes(config, tables) + _bytes_of_models(config, directory.path, driver, saved)
+    disk_of_round = (grown[-1] - grown[0] if len(grown) > 1 else grown[0]) + _bytes_of_events(config)
+    return _Cost(once, rounds[-1] + of_tests, float(disk), float(disk_of_round))
+
+
+def _bytes_of_models(config: Config, run: Path, driver: Driver, saved: Checkpoint) -> float:
+    """The models and the checkpoints that lie in the directory of a finished run.
+
+    Clients with a state of their own, such as SCAFFOLD's, are counted as often as they will have trained.
+    """
+    every = config.output.checkpoint_every
+    kept = min(config.output.keep_checkpoints, -(-config.rounds // every) if every else 1)
+    models, trained = saved.models.nbytes, len(saved.state_clients)
+    everyone = len(driver.setup.present)
+    share = min(everyone, trained * config.rounds / 2) / trained if trained else 1.0
+    newest = sorted((run / "checkpoints").glob("round-*"))[-1]
+    states, shared = max(0, _folder_bytes(newest) - models), _folder_bytes(run / "checkpoints" / "clients")
+    return models + kept * (models + states * share) + shared * share
+
+
+def _page_bytes(config: Config, tables: int) -> int:
+    """About the size of the report: its fixed part, and the table of clients."""
+    from rayfl.report import page
+
+    return len(page.render(page.Page("")).encode()) + tables if config.output.report else 0
+
+
+def _bytes_of_events(config: Config) -> int:
+    """About what each round adds to the log and to the events of TensorBoard."""
+    return _LOG_BYTES + (_TENSORBOARD_BYTES if config.output.tensorboard else 0)
+
+
+_LOG_BYTES, _TENSORBOARD_BYTES = 500, 400
+"""Bytes of a round in ``log.jsonl`` and in TensorBoard's events, as seen in many runs."""
 
 
 def _folder_bytes(path: Path) -> int:

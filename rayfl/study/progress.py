@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from rayfl import notebook
 from rayfl.errors import Damaged
 from rayfl.rundir import RunDirectory
 from rayfl.study.plan import PlannedRun
-from rayfl.study.running import Allocation, Outcome, directory_of, is_finished, rounds_done
-from rayfl.study.study import Watch
+from rayfl.study.running import Outcome, directory_of, is_finished, rounds_done
+from rayfl.study.watching import Stage, Watch
 from rayfl.units import duration, percent
 
 _TICK = 1.0
@@ -27,22 +29,152 @@ _QUIET = 300.0
 """Without a progress bar: seconds of silence after which a line says how far the runs are."""
 
 
+class Screen(Protocol):
+    """Where progress is shown.
+
+    Attributes:
+        has_bar: whether there is a bar, which shows the remaining time.
+    """
+
+    has_bar: bool
+
+    def line(self, text: str) -> None:
+        """Show a line that stays.
+
+        Raises:
+            BrokenPipeError: if nobody reads it.
+        """
+
+    def begin(self, what: str, done: int, total: int) -> None:
+        """Begin a bar of ``total`` rounds or trials (``what``), of which some are done."""
+
+    def advance(self, done: int, text: str, left: float | None) -> None:
+        """Show how far the bar is, in numbers and as text, and how many seconds are left, if known."""
+
+    def end(self) -> None:
+        """Remove the bar."""
+
+
+class Terminal:
+    """Plain lines, and on a terminal a bar below them.
+
+    Args:
+        console: where to print.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console, self.has_bar = console, console.is_terminal
+        self._progress: Progress | None = None
+        self._task: Any = None
+
+    def line(self, text: str) -> None:
+        """Show a line that stays."""
+        self._console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
+
+    def begin(self, what: str, done: int, total: int) -> None:
+        """Begin a bar, on a terminal."""
+        if not self.has_bar:
+            return
+        self._progress = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(),
+            TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {what}"),
+            TimeElapsedColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=self._console,
+            transient=True,
+            speed_estimate_period=600,
+        )
+        self._task = self._progress.add_task("", total=total, completed=done)
+        self._progress.start()
+
+    def advance(self, done: int, text: str, left: float | None) -> None:
+        """Show how far the bar is; it estimates itself how much time is left."""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=done, description=text)
+
+    def end(self) -> None:
+        """Remove the bar."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+class Notebook:
+    """A bar in a notebook, above the newest lines.
+
+    Args:
+        show: replaces what is shown by other HTML.
+    """
+
+    has_bar = True
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._lines: list[str] = []
+        self._bar = ""
+
+    def line(self, text: str) -> None:
+        """Show a line until others follow."""
+        self._lines.append(text)
+        self._draw()
+
+    def begin(self, what: str, done: int, total: int) -> None:
+        """Begin a bar."""
+        self._what, self._total = what, total
+        self.advance(done, "", None)
+
+    def advance(self, done: int, text: str, left: float | None) -> None:
+        """Show how far the bar is."""
+        parts = [text, f"{done:,} of {self._total:,} {self._what}", left and f"ETA {duration(left)}"]
+        self._bar = (
+            f'<progress value="{done}" max="{self._total}" style="width: 24em"></progress> '
+            f"{html.escape(' · '.join(part for part in parts if part))}<br>"
+        )
+        self._draw()
+
+    def end(self) -> None:
+        """Remove the bar."""
+        self._bar = ""
+        self._draw()
+
+    def _draw(self) -> None:
+        lines = "<br>".join(html.escape(text) for text in self._lines[-notebook.SHOWN_NOTES :])
+        self._show(f"<div>{self._bar}{lines}</div>")
+
+
+@contextlib.contextmanager
+def in_notebook() -> Iterator[Watch]:
+    """Callbacks that show progress if this is a notebook, else do nothing."""
+    show = notebook.output()
+    if show is None:
+        yield Watch()
+        return
+    with StudyDisplay(Notebook(show)) as display:
+        yield display.watch
+
+
 class StudyDisplay:
-    """Shows the progress of a study: with a bar on a terminal, elsewhere as plain lines.
+    """Shows the progress of a study.
 
     The runs have their own processes, possibly on other nodes; their progress is read from their directories.
 
     Args:
-        console: where to print.
+        screen: where to show it.
         clock: returns seconds since an arbitrary time.
     """
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self.console, self._clock = console, clock
+    def __init__(self, screen: Screen, clock: Callable[[], float] = time.monotonic) -> None:
+        self.screen, self._clock = screen, clock
         self.watch = Watch(
-            self._begin, self._report_outcome, self._report_lost, stoppable=self._remember_how_to_stop
+            self._begin,
+            self._report_outcome,
+            self._report_lost,
+            self._report_trial,
+            stoppable=self._remember_how_to_stop,
         )
-        self._runs: list[PlannedRun] = []
+        self._stage: Stage | None = None
         self._paths: dict[str, Path] = {}
         self._reported: set[str] = set()
         self._finished = 0
@@ -55,8 +187,6 @@ class StudyDisplay:
         self._stop: Callable[[], None] = lambda: None
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._progress: Progress | None = None
-        self._task: Any = None
 
     def __enter__(self) -> StudyDisplay:
         return self
@@ -71,86 +201,75 @@ class StudyDisplay:
             self._thread.join()
             self._update()
             self._thread = None
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        self.screen.end()
 
     def _remember_how_to_stop(self, stop: Callable[[], None]) -> None:
         self._stop = stop
         if self._output_closed:  # during an earlier stage that had no run left to stop
             stop()
 
-    def _begin(self, title: str, runs: Sequence[PlannedRun], allocation: Allocation) -> None:
+    def _begin(self, stage: Stage) -> None:
         self.close()
-        self._runs, self._reported, self._finished = list(runs), set(), 0
+        runs, allocation = stage.runs, stage.allocation
+        self._stage, self._reported, self._finished = stage, set(), 0
         self._paths = {run.key: directory_of(run) for run in runs}
         self._rounds_before, self._first_progress = sum(map(rounds_done, self._paths.values())), None
         parallel = f", {allocation.jobs} at a time" if allocation.jobs > 1 else ""
         actors = f", {allocation.actors} client actors each" if allocation.actors else ""
         todo = f": {len(runs)} to do" if runs else ""
-        self._print(f"{title}{todo}{parallel}{actors}")
+        self._print(f"{stage.title}{todo}{parallel}{actors}")
+        if stage.trials:
+            self._first_progress = 0, self._clock()
+            self.screen.begin("trials", 0, stage.trials)
         if not runs:
             return
-        if self.console.is_terminal:
-            self._progress = Progress(
-                TextColumn("  {task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
-                TimeElapsedColumn(),
-                TextColumn("left:"),
-                TimeRemainingColumn(elapsed_when_finished=False),
-                console=self.console,
-                transient=True,
-                speed_estimate_period=600,
-            )
-            total = sum(run.config.rounds for run in runs)
-            self._task = self._progress.add_task(
-                f"0/{len(runs)} runs", total=total, completed=self._rounds_before
-            )
-            self._progress.start()
+        self.screen.begin("rounds", self._rounds_before, self._total_rounds)
         self._closing.clear()
         self._thread = threading.Thread(target=self._follow, name="rayfl-study-progress", daemon=True)
         self._thread.start()
+
+    @property
+    def _total_rounds(self) -> int:
+        return sum(run.config.rounds for run in self._stage.runs) if self._stage is not None else 0
 
     def _follow(self) -> None:
         while not self._closing.wait(_TICK):
             self._update()
 
     def _update(self) -> None:
-        finished, rounds = [], 0
-        for run in self._runs:
+        assert self._stage is not None
+        finished, rounds, runs = [], 0, self._stage.runs
+        for run in runs:
             path = self._paths[run.key]
             rounds += run.config.rounds if run.key in self._reported else rounds_done(path)
             if run.key not in self._reported and is_finished(run):
                 finished.append(run)
         if self._first_progress is None and rounds > self._rounds_before:
             self._first_progress = rounds, self._clock()
+        left = self._seconds_left(rounds, self._total_rounds)
         for run in finished:
             self._reported.add(run.key)
             self._finished += 1
-            done = f"{self._finished}/{len(self._runs)}"
-            self._print(
-                f"{done}  {run.title}: {_result_text(self._paths[run.key])}{self._remaining_time(rounds)}"
-            )
-        if self._progress is not None:
-            text = f"{self._finished}/{len(self._runs)} runs"
-            self._progress.update(self._task, completed=rounds, description=text)
-        elif self._clock() - self._printed >= _QUIET:
-            total = sum(run.config.rounds for run in self._runs)
-            self._print(f"{rounds:,} of {total:,} rounds{self._remaining_time(rounds)}")
+            result = _result_text(self._paths[run.key], self._stage.chooses)
+            self._print(f"{self._finished}/{len(runs)}  {run.title}: {result}{self._and_left(left)}")
+        self.screen.advance(rounds, f"{self._finished}/{len(runs)} runs", left)
+        if not self.screen.has_bar and self._clock() - self._printed >= _QUIET:
+            self._print(f"{rounds:,} of {self._total_rounds:,} rounds{self._and_left(left)}")
 
-    def _remaining_time(self, rounds: int) -> str:
-        """The remaining time of all runs as text; empty on a terminal, whose progress bar shows it.
+    def _seconds_left(self, done: int, total: int) -> float | None:
+        """The remaining time; None while it is unknown, and at the end.
 
         It is estimated from the rounds after the first new one was seen: before that, processes were started
         and data were read.
         """
-        total = sum(run.config.rounds for run in self._runs)
-        baseline, since = self._first_progress or (rounds, 0.0)
-        if self._progress is not None or rounds <= baseline or rounds >= total:
-            return ""
-        of_round = (self._clock() - since) / (rounds - baseline)
-        return f"; about {duration((total - rounds) * of_round)} left"
+        baseline, since = self._first_progress or (done, 0.0)
+        if done <= baseline or done >= total:
+            return None
+        return (total - done) * (self._clock() - since) / (done - baseline)
+
+    def _and_left(self, seconds: float | None) -> str:
+        """The end of a line; empty where a bar shows it."""
+        return "" if seconds is None or self.screen.has_bar else f"; about {duration(seconds)} left"
 
     def _report_outcome(self, run: PlannedRun, outcome: Outcome) -> None:
         if outcome.state == "failed":
@@ -159,12 +278,21 @@ class StudyDisplay:
     def _report_lost(self, run: PlannedRun) -> None:
         self._print(f"{run.title}: its process died; another process continues the run")
 
+    def _report_trial(self, trial: Mapping[str, Any]) -> None:
+        if self._stage is None or trial["state"] == "stopped":
+            return
+        self._finished += 1
+        total = self._stage.trials
+        left = self._seconds_left(self._finished, total)
+        self._print(f"{self._finished}/{total}  {_trial_text(trial)}{self._and_left(left)}")
+        self.screen.advance(self._finished, "", left)
+
     def _print(self, text: str) -> None:
         self._printed = self._clock()
         if self._output_closed:
             return
         try:
-            self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
+            self.screen.line(text)
         except BrokenPipeError:  # as in ``rayfl study ... | head``
             self._output_closed = True
             with contextlib.suppress(OSError):
@@ -172,13 +300,27 @@ class StudyDisplay:
             self._stop()
 
 
-def _result_text(path: Any) -> str:
+def _trial_text(trial: Mapping[str, Any]) -> str:
+    """``training.lr=0.02: 81.20 on validation samples``."""
+    values = trial["settings"].items()
+    settings = ", ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values
+    )
+    if trial["state"] == "failed":
+        return f"{settings}: failed: {trial.get('error', 'for an unknown reason')}"
+    early = ", ended early" if trial["state"] == "ended early" else ""
+    return f"{settings}: {trial['score']:.2f} on validation samples{early}"
+
+
+def _result_text(path: Path, chooses: bool) -> str:
+    """The result of a run; if settings are chosen, that on validation samples only."""
     try:
         summary = RunDirectory(path).read_json("summary.json") or {}
     except Damaged:
         return "done"
-    held_out = summary.get("validation_accuracy_mean")  # by which settings are chosen
-    validation = "" if held_out is None else f" ({percent(held_out)} on validation samples)"
-    return (
-        f"accuracy {percent(summary.get('accuracy_mean'))}{validation} in {duration(summary.get('seconds'))}"
-    )
+    seconds, held_out = duration(summary.get("seconds")), summary.get("validation_accuracy_mean")
+    if chooses:
+        return (
+            "done" if held_out is None else f"accuracy {percent(held_out)} on validation samples in {seconds}"
+        )
+    return f"accuracy {percent(summary.get('accuracy_mean'))} in {seconds}"

@@ -73,7 +73,7 @@ class SearchOutcome:
     Attributes:
         method: its label.
         tried: per trial its ``settings``, ``score`` and ``state``: ``finished``, ``ended early`` (by ASHA),
-            ``failed`` or ``stopped``.
+            ``failed``, with its ``error``, or ``stopped``.
     """
 
     method: str
@@ -143,7 +143,13 @@ def _is_valid(study: StudyFile, label: str, settings: Settings) -> bool:
     return True
 
 
-def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> SearchOutcome:
+def search(
+    study: StudyFile,
+    label: str,
+    allocation: Allocation,
+    stop: Path,
+    watch: Callable[[Mapping[str, Any]], None] = lambda trial: None,
+) -> SearchOutcome:
     """Draw settings and try them, in parallel.
 
     Args:
@@ -151,6 +157,7 @@ def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> 
         label: of the method.
         allocation: how trials share the machine or cluster.
         stop: the file that asks the trials to stop.
+        watch: called with every trial that has ended, while others go on; it must not raise.
     """
     from rayfl.runtime import trials
 
@@ -168,12 +175,18 @@ def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> 
         seed=tune.seeds[0],
     )
     room = trials.Room(gpus=allocation.gpus, actors=allocation.actors, jobs=allocation.jobs)
-    tried, used = [], tuned_names(study, label)
-    for drawn, report in trials.search(work, how, room, Path.cwd(), stop.exists):
-        settings = {name: drawn[name] for name in used}
+    used = tuned_names(study, label)
+
+    def trial_of(drawn: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
         state = report.get("state") or ("failed" if "error" in report else "ended early")
-        tried.append({"settings": settings, "score": float(report.get(metric, -math.inf)), "state": state})
-    return SearchOutcome(label, tuple(tried))
+        score = float(report.get(metric, -math.inf))
+        error = {"error": str(report["error"])} if report.get("error") else {}
+        return {"settings": {name: drawn[name] for name in used}, "score": score, "state": state, **error}
+
+    tried = trials.search(
+        work, how, room, Path.cwd(), stop.exists, lambda drawn, report: watch(trial_of(drawn, report))
+    )
+    return SearchOutcome(label, tuple(trial_of(drawn, report) for drawn, report in tried))
 
 
 def remember(study: StudyFile, outcome: SearchOutcome) -> None:

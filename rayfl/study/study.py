@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,10 +18,9 @@ from typing_extensions import Unpack
 from rayfl import files
 from rayfl.config.text import dump
 from rayfl.errors import ArgumentError, ConfigError, RayflError, nearest
-from rayfl.events import RunEvent
 from rayfl.rundir import clean
 from rayfl.study import archive as archives
-from rayfl.study import searching, tuning
+from rayfl.study import progress, searching, tuning
 from rayfl.study.file import StudyFile, path_of, read, take
 from rayfl.study.outcome import Study
 from rayfl.study.plan import PlannedRun, place_of, plan, points
@@ -30,7 +29,6 @@ from rayfl.study.results import Results
 from rayfl.study.running import (
     Allocation,
     Job,
-    Outcome,
     allocate,
     directory_of,
     divergence_of,
@@ -43,31 +41,13 @@ from rayfl.study.running import (
     stop_file,
     unfinished,
 )
+from rayfl.study.watching import Stage, Watch
 
 COPY = "study.yaml"
 """The copy of the study file in the folder of its results, with what the command line changed."""
 
 _LONGEST_FOLDER = 120
 """Characters of the name of a folder; file systems take 255 bytes."""
-
-
-@dataclass(frozen=True)
-class Watch:
-    """Callbacks for the progress of a study.
-
-    Attributes:
-        stage: called with the name of a stage that starts, and its runs.
-        done: called with every run that has ended.
-        lost: called with every run whose process died; another process continues it.
-        event: called with the events of runs in this process.
-        stoppable: called before ``stage``, with a function that stops the runs of that stage.
-    """
-
-    stage: Callable[[str, Sequence[PlannedRun], Allocation], None] = lambda title, runs, allocation: None
-    done: Callable[[PlannedRun, Outcome], None] = lambda run, outcome: None
-    lost: Callable[[PlannedRun], None] = lambda run: None
-    event: Callable[[PlannedRun, RunEvent], None] = lambda run, event: None
-    stoppable: Callable[[Callable[[], None]], None] = lambda stop: None
 
 
 @dataclass
@@ -104,8 +84,14 @@ class Runner:
         cluster = this_cluster()
         return allocate(runs, first.config, len(cluster.nodes), cluster.cpus, cluster.gpus, self.jobs)
 
-    def run(self, title: str, runs: Sequence[PlannedRun]) -> None:
-        """Execute the runs that have not ended."""
+    def run(self, title: str, runs: Sequence[PlannedRun], chooses: bool = False) -> None:
+        """Execute the runs that have not ended.
+
+        Args:
+            title: what they are.
+            runs: which they are.
+            chooses: whether settings are chosen by them.
+        """
         fetch(runs)
         if self.archive is not None:
             archives.restore(runs, self.archive)
@@ -125,7 +111,7 @@ class Runner:
         by_key = {run.key: run for run in missing}
         with stop_file(self.folder) as stop:
             self.watch.stoppable(stop.ask)
-            self.watch.stage(title, missing, allocation)
+            self.watch.stage(Stage(title, missing, allocation, chooses))
             jobs = [job_of(run, stop.path, allocation.execution) for run in missing]
             with interruptible(stop.ask):
                 if self.inline:
@@ -214,7 +200,8 @@ def run_study(
     results_folder = folder_of(study) if folder is None else path_of("folder", folder, "a folder")
     check_folder(results_folder, study)
     archive_folder = None if archive is None else path_of("archive", archive, "a folder")
-    return execute(prepared, results_folder, inline, jobs, archive=archive_folder)
+    with progress.in_notebook() as watch:
+        return execute(prepared, results_folder, inline, jobs, watch, archive_folder)
 
 
 def check_parallel(inline: bool, jobs: int | None) -> None:
@@ -344,7 +331,8 @@ def _choose_settings(prepared: Prepared, runner: Runner) -> tuple[tuning.Chosen,
     study = prepared.study
     assert study.tune is not None
     if study.tune.is_grid:
-        runner.run("choosing settings", [run for each in prepared.candidates for run in each.runs])
+        tried_runs = [run for each in prepared.candidates for run in each.runs]
+        runner.run("choosing settings", tried_runs, chooses=True)
         runner.stopped = runner.stopped or runner.asked
         chosen = tuning.best(study, prepared.candidates)
         tried = tuning.trial_records(study, prepared.candidates)
@@ -373,8 +361,9 @@ def _search_settings(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, l
             allocation = runner.allocate(study.tune.samples, first)
             with stop_file(runner.folder) as stop, interruptible(stop.ask):
                 runner.watch.stoppable(stop.ask)
-                runner.watch.stage(f"settings of {label}, {study.tune.samples} drawn", [], allocation)
-                outcome = searching.search(study, label, allocation, stop.path)
+                title = f"settings of {label}, {study.tune.samples} drawn"
+                runner.watch.stage(Stage(title, (), allocation, chooses=True, trials=study.tune.samples))
+                outcome = searching.search(study, label, allocation, stop.path, runner.watch.tried)
                 runner.stopped = runner.stopped or stop.path.exists()
             if outcome.ended and not runner.stopped:
                 searching.remember(study, outcome)

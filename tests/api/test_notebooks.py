@@ -127,7 +127,10 @@ class Handle:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Handle:
     """As in Jupyter's kernel, which has imported IPython."""
     handle, module, display = Handle(), types.ModuleType("IPython"), types.ModuleType("IPython.display")
-    module.get_ipython = type("Shell", (), {"kernel": object()})  # type: ignore[attr-defined]
+    events = types.SimpleNamespace(register=lambda event, call: None)  # Matplotlib asks for these, too
+    shell = {"kernel": object(), "events": events, "enable_gui": lambda gui: None}
+    module.get_ipython = type("Shell", (), shell)  # type: ignore[attr-defined]
+    module.version_info = (9, 0)  # type: ignore[attr-defined]
     display.display = lambda shown, display_id: handle  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "IPython", module)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
@@ -148,6 +151,19 @@ def test_a_notebook_shows_progress_by_itself(ran: rayfl.Result, kernel: Handle, 
     rayfl.run(config, on_event=heard.append)
     assert heard
     assert kernel.seen == []  # the callback says what it wants
+
+
+def test_a_notebook_shows_the_progress_of_a_study(kernel: Handle, tmp_path: Path) -> None:
+    output = {"root": str(tmp_path / "runs"), "report": False, "tensorboard": False}
+    small = {"rounds": 2, "partition": {"name": "iid", "clients": 4}, "output": output}
+    methods = {"FedAvg": {"algorithm": "fedavg"}, "SOLO": {"algorithm": "solo"}}
+    study = {"name": "two", "base": "digits-demo", "settings": small, "methods": methods, "seeds": [0]}
+    done = rayfl.run_study(study, tmp_path / "out", inline=True)
+    assert "runs: 2 to do" in kernel.seen[-1]
+    for number, method in enumerate(methods, 1):
+        accuracy = done.result(method).summary["accuracy_mean"]
+        assert f"{number}/2  {method}, seed 0: accuracy {accuracy:.1f} % in" in kernel.seen[-1]
+    assert any('<progress value="4" max="4"' in each for each in kernel.seen)
 
 
 def test_elsewhere_nothing_is_shown_and_ipython_is_not_imported() -> None:

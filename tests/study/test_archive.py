@@ -52,7 +52,7 @@ def run(root: Path, folder: Path | None, **changes: Any) -> Any:
     """The study with its runs below ``root``, and the titles of the runs that were done."""
     prepared = prepare(take({**STUDY, **changes}, root, settings=[f"output.root={root / 'runs'}"]))
     began: list[str] = []
-    watch = Watch(stage=lambda title, runs, shared: began.extend(run.title for run in runs))
+    watch = Watch(stage=lambda stage: began.extend(run.title for run in stage.runs))
     return execute(prepared, root / "out", inline=True, watch=watch, archive=folder), began
 
 

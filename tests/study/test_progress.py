@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 import os
 import signal
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from rayfl.study import progress
 from rayfl.study.running import Allocation, interruptible, stop_file
+from rayfl.study.watching import Stage
 
 
 class Runs:
@@ -26,12 +28,14 @@ class Runs:
         monkeypatch.setattr(progress, "directory_of", lambda run: Path(run.key))
         monkeypatch.setattr(progress, "rounds_done", lambda path: self.done[str(path)])
         monkeypatch.setattr(progress, "is_finished", lambda run: self.done[run.key] == 10)
-        monkeypatch.setattr(progress, "_result_text", lambda path: "done")
-        self.display = progress.StudyDisplay(Console(file=self.text), lambda: self.now)
+        monkeypatch.setattr(progress, "_result_text", lambda path, chooses: "done")
+        self.console = Console(file=self.text)
+        self.display = progress.StudyDisplay(progress.Terminal(self.console), lambda: self.now)
         runs: list[Any] = [
             SimpleNamespace(key=name, title=name, config=SimpleNamespace(rounds=10)) for name in names
         ]
-        self.display.watch.stage("runs", runs, Allocation(1, 0))
+        self.runs = runs
+        self.display.watch.stage(Stage("runs", runs, Allocation(1, 0)))
 
     def look(self, now: float, **done: int) -> None:
         self.now = now
@@ -78,17 +82,18 @@ def test_a_closed_output_stops_the_stage(
         raise BrokenPipeError
 
     shown = Runs(monkeypatch, "ab")
-    watch, planned = shown.display.watch, shown.display._runs[: len(runs)]
-    monkeypatch.setattr(shown.display.console, "print", closed)
+    watch = shown.display.watch
+    monkeypatch.setattr(shown.console, "print", closed)
     with stop_file(tmp_path) as stop:
         watch.stoppable(stop.ask)
         if runs:  # while they run
             shown.look(60, a=10)
         else:
-            watch.stage("settings of A, 20 drawn", planned, Allocation(1, 0))
+            watch.stage(Stage("settings of A, 20 drawn", [], Allocation(1, 0), trials=20))
         assert stop.path.exists()
     assert capsys.readouterr().err == "the output was closed: stopping\n"
-    shown.look(70, b=10)
+    if runs:
+        shown.look(70, b=10)
     stop.ask()
     assert not list(tmp_path.iterdir())  # nothing is left to stop
     with stop_file(tmp_path) as later:
@@ -121,3 +126,48 @@ def test_where_runs_take_long_lines_tell_how_far_they_are(monkeypatch: pytest.Mo
         "6 of 20 rounds; about 23 min 26 s left",
         "1/2  a: done; about 11 min 07 s left",
     ]
+
+
+def trial(lr: float, score: float, state: str = "finished", **more: str) -> dict[str, Any]:
+    return {"settings": {"training.lr": lr, "training.epochs": 2}, "score": score, "state": state, **more}
+
+
+def test_every_trial_of_a_search_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Runs(monkeypatch, "a")
+    shown.display.watch.stage(Stage("settings of A, 4 drawn", [], Allocation(2, 0), True, 4))
+    for now, tried in (
+        (10.0, trial(0.0123456, 81.2)),
+        (12.0, trial(1.0, 12.0, "ended early")),
+        (15.0, trial(9.0, -math.inf, "failed", error="training diverged")),
+        (16.0, trial(2.0, -math.inf, "stopped")),
+    ):
+        shown.now = now
+        shown.display.watch.tried(tried)
+    assert shown.lines() == [
+        "settings of A, 4 drawn, 2 at a time",
+        "1/4  training.lr=0.01235, training.epochs=2: 81.20 on validation samples; about 30.0 s left",
+        "2/4  training.lr=1, training.epochs=2: 12.00 on validation samples, ended early; about 12.0 s left",
+        "3/4  training.lr=9, training.epochs=2: failed: training diverged; about 5.0 s left",
+    ]
+
+
+def test_who_chooses_settings_sees_no_test_accuracy(tmp_path: Path) -> None:
+    summary = '{"accuracy_mean": 77, "validation_accuracy_mean": 66, "seconds": 3}'
+    (tmp_path / "summary.json").write_text(summary)
+    assert progress._result_text(tmp_path, True) == "accuracy 66.0 % on validation samples in 3.0 s"
+    assert progress._result_text(tmp_path, False) == "accuracy 77.0 % in 3.0 s"
+
+
+def test_a_notebook_has_a_bar_and_the_newest_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Runs(monkeypatch, "ab")
+    seen: list[str] = []
+    display = progress.StudyDisplay(progress.Notebook(seen.append), lambda: shown.now)
+    display.watch.stage(Stage("<runs>", shown.runs, Allocation(1, 0)))
+    for now, rounds in ((1, 1), (2, 2), (11, 10)):
+        shown.now, shown.done["a"] = now, rounds
+        display._update()
+    assert '<progress value="10" max="20"' in seen[-1]
+    assert "1/2 runs · 10 of 20 rounds · ETA 11.1 s" in seen[-1]
+    assert seen[-1].endswith("&lt;runs&gt;: 2 to do<br>1/2  a: done</div>")
+    display.close()
+    assert "<progress" not in seen[-1]

@@ -82,7 +82,7 @@ def run(root: Path, out: Path, **changes: Any) -> Any:
     values = {**SMALL, **changes}
     prepared = prepare(take(values, root, settings=[f"output.root={root / 'runs'}"]))
     began: list[str] = []
-    watch = Watch(stage=lambda title, runs, shared: began.extend(run.title for run in runs))
+    watch = Watch(stage=lambda stage: began.extend(run.title for run in stage.runs))
     study = execute(prepared, out, inline=True, watch=watch)
     return study, began
 
@@ -534,7 +534,7 @@ def test_a_signal_between_two_runs_stops_the_study_and_keeps_what_is_done(
 def whole(values: dict[str, Any], root: Path, watch: Watch | None = None) -> Any:
     prepared = prepare(take(values, root, settings=[f"output.root={root / 'runs'}", "rounds=4"]))
     began: list[str] = []
-    watch = watch or Watch(stage=lambda title, runs, shared: began.extend(run.title for run in runs))
+    watch = watch or Watch(stage=lambda stage: began.extend(run.title for run in stage.runs))
     return execute(prepared, root / "out", inline=True, watch=watch), began
 
 
@@ -603,7 +603,7 @@ def test_a_run_that_diverged_is_not_repeated(tmp_path: Path, monkeypatch: pytest
     def again(folder: str) -> tuple[Study, list[str]]:
         prepared = prepare(take(values, tmp_path, settings=[f"output.root={tmp_path / folder}"]))
         began: list[str] = []
-        watch = Watch(stage=lambda title, runs, shared: began.extend(run.title for run in runs))
+        watch = Watch(stage=lambda stage: began.extend(run.title for run in stage.runs))
         out, archive = tmp_path / "out", tmp_path / "archive"
         return execute(prepared, out, inline=True, watch=watch, archive=archive), began
 
