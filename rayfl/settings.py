@@ -119,11 +119,9 @@ class Section(BaseModel):
         completed = _with_present_names(given, cls)
         for key, value in completed.items():
             if isinstance(value, Mapping) and key in cls.model_fields:
-                field = cls.model_fields[key]
-                has_factory = field.default_factory is not None  # a default of another kind may have no copy
-                default = field.get_default(call_default_factory=True) if has_factory else field.default
-                if isinstance(default, Section):
-                    completed[key] = named(_with_present_names(value, type(default)), default)
+                default = default_part(cls, key)
+                if default is not None:
+                    completed[key] = named(_with_present_names(value, default), default)
         return completed
 
     @field_validator("*")
@@ -133,7 +131,6 @@ class Section(BaseModel):
 
         Workers, and a process that resumes a run, may be in another folder.
         """
-        metadata = cls.model_fields[info.field_name].metadata if info.field_name else ()
         if isinstance(value, Path):
             if not str(value).isprintable():
                 raise ValueError(f"{str(value)[:60]!r} cannot be a path; expected printable characters")
@@ -143,6 +140,9 @@ class Section(BaseModel):
             ):
                 raise ValueError(f"{str(value)[:60]!r}... is too long for a path")
             return Path(expanded) if cls.paths_from_here else Path(expanded).absolute()
+        if not isinstance(value, (int, float, tuple)):
+            return value
+        metadata = cls.model_fields[info.field_name].metadata if info.field_name else ()
         if not any(isinstance(m, (Le, Lt)) for m in metadata):
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, int) and abs(number) > _LARGEST:
@@ -185,9 +185,20 @@ def part_name(part: type[Section]) -> str | None:
     return (field.default or None) if field is not None and isinstance(field.default, str) else None
 
 
-def named(settings: Mapping[str, Any], default: Section) -> Mapping[str, Any]:
+@cache
+def default_part(section: type[BaseModel], key: str) -> type[Section] | None:
+    """The class of the part that a field of a section has by default; None if the field is something else."""
+    field = section.model_fields.get(key)
+    if field is None:
+        return None
+    has_factory = field.default_factory is not None  # a default of another kind may have no copy
+    default = field.get_default(call_default_factory=True) if has_factory else field.default
+    return type(default) if isinstance(default, Section) else None
+
+
+def named(settings: Mapping[str, Any], default: type[Section]) -> Mapping[str, Any]:
     """The settings of a part with its name; without one they belong to the default part of their field."""
-    name = part_name(type(default))
+    name = part_name(default)
     return settings if name is None or "name" in settings else {"name": name, **settings}
 
 

@@ -23,7 +23,7 @@ from rayfl.config.words import describe, printable, sections, shown
 from rayfl.data import DATASETS
 from rayfl.errors import ConfigError, nearest, type_of
 from rayfl.paper import Paper
-from rayfl.settings import Section, named
+from rayfl.settings import Section, default_part, named, part_name
 
 PRESETS = Path(__file__).parents[1] / "presets"
 
@@ -369,12 +369,12 @@ def _current_path(settings: Mapping[str, Any], path: Sequence[str]) -> list[str]
         names = section.renamed if section is not None and issubclass(section, Section) else {}
         current.append(names.get(key, key))
         field = section.model_fields.get(current[-1]) if section is not None else None
-        default = field.get_default(call_default_factory=True) if field else None
+        default = default_part(section, current[-1]) if section is not None else None
         choices = choices if isinstance(node, (list, tuple)) else _choices(field)
         node = item(node, current[-1])
         chosen = node.get("name") if isinstance(node, Mapping) else node
-        if not isinstance(chosen, str) and isinstance(default, Section):
-            chosen = named({}, default).get("name")
+        if not isinstance(chosen, str) and default is not None:
+            chosen = part_name(default)
         section = choices.get(None) or (choices.get(chosen) if isinstance(chosen, str) else None)
     return current
 
@@ -494,8 +494,8 @@ def _name_default_parts(values: Mapping[str, Any], section: type[BaseModel]) -> 
     for key, value in values.items():
         key = names.get(key, key)
         field = section.model_fields.get(key) if isinstance(key, str) else None
-        default = field.get_default(call_default_factory=True) if field else None
-        if field is not None and isinstance(default, Section):
+        default = default_part(section, key) if field is not None else None
+        if field is not None and default is not None:
             if value is None:
                 continue
             choices = sections(field.annotation, field.metadata)

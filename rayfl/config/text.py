@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -29,7 +31,20 @@ def parse(text: str, trusted: bool = False) -> Any:
     Raises:
         YAMLError, ValueError, RecursionError: those of :data:`NOT_YAML`.
     """
-    return yaml.load(text, Loader=_TrustedLoader if trusted else _Loader)
+    if trusted:
+        return yaml.load(text, Loader=_TrustedLoader)
+    if len(text) <= _SHORT:
+        return copy.deepcopy(_parse_short(text))
+    return yaml.load(text, Loader=_Loader)
+
+
+_SHORT = 200
+"""The most characters of a text whose value is remembered: studies have the same few values in all runs."""
+
+
+@lru_cache(maxsize=2000)
+def _parse_short(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
 
 
 def dump(values: Mapping[str, Any]) -> str:
