@@ -262,7 +262,16 @@ def study(
     study that was stopped.
     """
     from rayfl.display import text_tables
-    from rayfl.study import check_folder, check_parallel, execute, folder_of, prepare, read, tables
+    from rayfl.study import (
+        check_folder,
+        check_parallel,
+        check_places,
+        execute,
+        folder_of,
+        prepare,
+        read,
+        tables,
+    )
     from rayfl.study import claims as claim_rules
     from rayfl.study.progress import StudyDisplay, Terminal
 
@@ -273,12 +282,13 @@ def study(
     if check and not prepared.statements:
         what, remedy = "the study has no claims to check", "add claims, or expected figures with a tolerance"
         raise ConfigError("--check", what, remedy)
+    folder = out_folder or folder_of(prepared.study)
+    check_folder(folder, prepared.study)
+    check_places(prepared, folder, inline, archive)
     if dry_run:
         _say(prepared.study.extent)
         _show_estimate(prepared, 1 if inline else jobs, archive)
         return
-    folder = out_folder or folder_of(prepared.study)
-    check_folder(folder, prepared.study)
     _say(f"{prepared.study.title or prepared.study.name}: {prepared.study.extent}")
     try:
         with StudyDisplay(Terminal(out)) as display:
@@ -315,11 +325,16 @@ def study(
 
 
 def _show_estimate(prepared: Any, jobs: int | None, archive: Path | None) -> None:
-    from rayfl.study.estimate import estimate
+    from rayfl.study.estimate import estimate, estimate_search
     from rayfl.study.preparation import as_chosen, check_clients, check_groups
-    from rayfl.study.searching import most_runs
 
     check_groups(prepared)
+    with out.status("looking at searches") as status:
+        searches = estimate_search(prepared.study, jobs, status.update)
+    if searches:
+        _say("searching settings:")
+        for line in searches:
+            _say(f"  {line}")
     tried = [run for candidate in prepared.candidates for run in candidate.runs]
     for title, runs in (("choosing settings", tried), ("runs", as_chosen(prepared))):
         if runs:
@@ -329,8 +344,6 @@ def _show_estimate(prepared: Any, jobs: int | None, archive: Path | None) -> Non
                 lines = estimate(runs, jobs, archive, status.update).lines()
             for line in lines:
                 _say(f"  {line}")
-    if (drawn := most_runs(prepared.study)) > 0:
-        _say(f"before these, a search of settings: at most {counted(drawn, 'run')}, which are not counted")
 
 
 @app.command()

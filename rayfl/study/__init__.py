@@ -13,7 +13,7 @@
 from rayfl.study.file import StudyFile, read, take
 from rayfl.study.outcome import Study
 from rayfl.study.preparation import Prepared, prepare
-from rayfl.study.study import check_folder, check_parallel, execute, folder_of, run_study
+from rayfl.study.study import check_folder, check_parallel, check_places, execute, folder_of, run_study
 from rayfl.study.watching import Stage, Watch
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Watch",
     "check_folder",
     "check_parallel",
+    "check_places",
     "execute",
     "folder_of",
     "prepare",

@@ -27,6 +27,8 @@ from rayfl.servers.checkpoint import Checkpoint
 from rayfl.servers.driver import Driver
 from rayfl.servers.rounds import Round
 from rayfl.study import archive as archives
+from rayfl.study import searching
+from rayfl.study.file import StudyFile
 from rayfl.study.plan import PlannedRun
 from rayfl.study.running import allocate, directory_of, fetch, is_finished, rounds_done, unfinished
 from rayfl.units import counted, duration, size
@@ -140,6 +142,36 @@ def estimate(
         peak * parallel,
         ", ".join(how) or "nothing is left",
     )
+
+
+def estimate_search(
+    study: StudyFile, jobs: int | None = None, watch: Callable[[str], object] = lambda text: None
+) -> list[str]:
+    """What the searches of a study need at most, as text; empty if it has none that remains.
+
+    One trial of each method is timed, with the first values of the space; some trials may end early.
+
+    Args:
+        study: the file.
+        jobs: number of parallel runs; by default as many as fit.
+        watch: is told what is timed.
+    """
+    runs = searching.first_trials(study)
+    if study.tune is None or not runs:
+        return []
+    costs, how = _costs_of_kinds([], runs, watch)
+    each = [(costs[_speed_key(run)], run.config.rounds) for run in runs]
+    samples = study.tune.samples
+    seconds = samples * sum(cost.once + cost.of_round * rounds for cost, rounds in each)
+    disk = samples * sum(cost.disk + cost.disk_of_round * rounds for cost, rounds in each)
+    parallel = min(samples, allocate(samples, runs[0].config, 1, os.cpu_count() or 1, 0, jobs).jobs)
+    rounds = samples * sum(rounds for _, rounds in each)
+    return [
+        f"at most {counted(samples * len(runs), 'run')}; {rounds:,} rounds",
+        f"about {duration(seconds)} of work, {duration(seconds / parallel)} with {parallel} at a time "
+        f"({', '.join(how)})",
+        f"about {size(disk)} of disk",
+    ]
 
 
 _TIMING_SECONDS = 60.0

@@ -91,13 +91,18 @@ class SearchOutcome:
         return self.chosen is not None and all(each["state"] != "stopped" for each in self.tried)
 
 
-def most_runs(study: StudyFile) -> int:
-    """The number of runs of the searches that remain, some of which ASHA may end early."""
+def first_trials(study: StudyFile) -> list[PlannedRun]:
+    """The runs of one trial of each search that remains, with settings from the space."""
     remaining = [label for label in methods_to_search(study) if remembered(study, label) is None]
     if not remaining:
-        return 0
+        return []
     tune = _tune_of(study)
-    return tune.samples * len(tune.seeds) * len(points(study)) * len(remaining)
+    low = {name: _examples(values)[0] for name, values in tune.space.items()}
+    return [
+        planned(study, label, point, seed, low)
+        for label in remaining
+        for point, seed in itertools.product(points(study), tune.seeds)
+    ]
 
 
 def methods_to_search(study: StudyFile) -> list[str]:

@@ -236,6 +236,19 @@ def check_folder(folder: Path, study: StudyFile) -> None:
             raise ConfigError(str(folder), f"the results' {COPY} would replace the study file", remedy)
 
 
+def check_places(prepared: Prepared, folder: Path, inline: bool, archive: Path | None) -> None:
+    """Refuse files in place of the folders of a study, and a search without Ray.
+
+    Raises:
+        ConfigError
+    """
+    for each in (folder, *{run.config.output.folder for run in prepared.runs}, archive):
+        if each is not None and each.exists() and not each.is_dir():
+            raise ConfigError(str(each), "is a file", "name a folder")
+    if inline and searching.first_trials(prepared.study):
+        raise ArgumentError("inline", "a search needs Ray", "list the values instead, or use Ray")
+
+
 def folder_of(study: StudyFile) -> Path:
     """The default folder of a study's results.
 
@@ -271,12 +284,10 @@ def execute(
         ConfigError, DataError: if the clients of a run cannot be given their data, before anything runs.
         DiskError
     """
+    check_places(prepared, folder, inline, archive)
     others = {run.config.output.folder for run in prepared.runs}
     if archive is not None and not _holds_first_runs(prepared, archive):
         others.add(archive)
-    for each in (folder, *others):
-        if each.exists() and not each.is_dir():
-            raise ConfigError(str(each), "is a file", "name a folder")
     files.make(folder, parents=True)
     # Before the runs, so that a disk that cannot be written fails now
     files.write(folder / COPY, dump(prepared.study.content()))
@@ -348,8 +359,6 @@ def _choose_settings(prepared: Prepared, runner: Runner) -> tuple[tuning.Chosen,
 
 def _search_settings(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, list[dict[str, Any]]]:
     """Draw settings for one method after another; searches that have ended before are not repeated."""
-    if runner.inline:
-        raise ArgumentError("inline", "a search needs Ray", "list the values instead, or use Ray")
     assert study.tune is not None
     outcomes = []
     for label in searching.methods_to_search(study):

@@ -271,6 +271,16 @@ def test_a_dry_run_checks_no_claims(folder: Path, capsys: pytest.CaptureFixture[
     assert "--check: nothing is checked with --dry-run; leave one of them out" in err
 
 
+@pytest.mark.parametrize("option", ["--out", "--archive"])
+def test_a_dry_run_refuses_the_folders_that_a_run_would(
+    folder: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    Path("plain").write_text("")
+    code, _, err = rayfl(capsys, "study", "typed.yaml", "--dry-run", option, "plain")
+    assert code == 2
+    assert "plain: is a file; name a folder" in err
+
+
 @pytest.mark.parametrize("more", [["--inline"], ["--dry-run"]], ids=["run", "dry run"])
 def test_clients_that_cannot_be_given_data_are_found_before_anything_runs(
     folder: Path, capsys: pytest.CaptureFixture[str], more: list[str]
@@ -297,4 +307,4 @@ def test_an_estimate_finds_the_runs_with_chosen_settings(
     drawn = tune.replace("[0.02, 0.2]", "{loguniform: [0.02, 0.2]}, samples: 3")
     (folder / "typed.yaml").write_text(STUDY + drawn)
     _, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run")
-    assert "a search of settings: at most 6 runs" in out
+    assert "searching settings:\n  at most 6 runs; " in out

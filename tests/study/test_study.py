@@ -933,6 +933,20 @@ def test_an_estimate_tests_few_of_many_clients(tmp_path: Path, monkeypatch: pyte
     assert "with tests of 16 clients" in found.how
 
 
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold"])
+def test_the_disk_that_runs_take_is_estimated(tmp_path: Path, algorithm: str) -> None:
+    """Of as many rounds as they will have, and with what each client keeps."""
+    values = {**SMALL, "claims": [], "expected": [], "grid": {}, "report": {}, "seeds": 0}
+    values |= {"methods": {"one": {"algorithm": algorithm}}}
+    overrides = [f"output.root={tmp_path / 'runs'}", "rounds=60", "output.checkpoint_every=20"]
+    prepared = prepare(take(values, tmp_path, settings=overrides))
+    found = estimate(prepared.runs)
+    execute(prepared, tmp_path / "out", inline=True)
+    [run] = (tmp_path / "runs").iterdir()
+    taken = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
+    assert 0.6 * taken < found.disk < 1.6 * taken
+
+
 def test_what_happens_once_is_estimated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start of 50 seconds, a first round of 1,000 with clustering in it, and 7 for each later one.
 

@@ -17,11 +17,12 @@ import pytest
 from rayfl.errors import ConfigError
 from rayfl.rundir import RunDirectory
 from rayfl.runtime import trials
-from rayfl.study import Study, execute, page, prepare, tables, take
+from rayfl.study import Study, Watch, check_places, execute, page, prepare, tables, take
+from rayfl.study.estimate import _Cost, estimate_search
 from rayfl.study.file import Tune
 from rayfl.study.preparation import as_chosen
 from rayfl.study.running import Allocation, directory_of
-from rayfl.study.searching import most_runs
+from rayfl.study.searching import first_trials
 from rayfl.study.study import Runner
 
 TUNED: dict[str, Any] = {
@@ -46,10 +47,10 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rayfl.study.writing.write_figures", lambda results, folder: [])
 
 
-def run(root: Path, inline: bool = True, **changes: Any) -> Study:
+def run(root: Path, inline: bool = True, watch: Watch | None = None, **changes: Any) -> Study:
     values = {**TUNED, **changes}
     prepared = prepare(take(values, root, settings=[f"output.root={root / 'runs'}"]))
-    return execute(prepared, root / "out", inline=inline, jobs=2)
+    return execute(prepared, root / "out", inline, 2, watch)
 
 
 def test_the_best_on_validation_samples_is_taken(tmp_path: Path) -> None:
@@ -235,8 +236,12 @@ def test_a_search_draws_points(ray_cluster: None, tmp_path: Path, scheduler: str
     """On one actor a run is the process of its trial: what a trial costs is starting processes."""
     tune = {"training.lr": {"loguniform": [0.001, 0.5]}, "seeds": [100], "samples": 2, "scheduler": scheduler}
     settings = {**TUNED["settings"], "execution.actors": actors}
-    study = run(tmp_path, inline=False, tune=tune, methods={"FedAvg": {}}, seeds=0, settings=settings)
+    told: list[Any] = []
+    changes = {"tune": tune, "methods": {"FedAvg": {}}, "seeds": 0, "settings": settings}
+    study = run(tmp_path, False, Watch(tried=told.append), **changes)
     assert len(study.tuned) == 2
+    said, kept = ([(each["settings"], each["state"]) for each in trials] for trials in (told, study.tuned))
+    assert sorted(said, key=repr) == sorted(kept, key=repr)
     assert all(0.001 < each["settings"]["training.lr"] < 0.5 for each in study.tuned)
     finished = [each for each in study.tuned if each["state"] == "finished"]
     assert finished
@@ -252,7 +257,7 @@ def test_a_stopped_search_does_not_begin_the_next_method(
 ) -> None:
     searched: list[str] = []
 
-    def stopped(work: Any, how: Any, room: Any, folder: Path, stopping: Any) -> list[Any]:
+    def stopped(work: Any, how: Any, room: Any, folder: Path, *watch: Any) -> list[Any]:
         searched.append(work.method)
         Path(work.stop).touch()  # as Ctrl-C does
         return [({"training.lr": 0.1}, {"state": "stopped"})]
@@ -317,7 +322,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The methods whose settings are searched; each search prefers other settings, as ASHA's timing may."""
     found: list[str] = []
 
-    def drawn(work: Any, how: Any, room: Any, folder: Path, stopping: Any) -> list[Any]:
+    def drawn(work: Any, how: Any, room: Any, folder: Path, *watch: Any) -> list[Any]:
         found.append(work.method)
         lr = 0.1 + 0.1 * len(found)
         early = ({"training.lr": 0.05}, {"validation_accuracy_mean": 99.0, "done": 0})
@@ -326,7 +331,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("rayfl.runtime.trials.search", drawn)
     monkeypatch.setattr(Runner, "allocate", lambda self, runs, first: Allocation(1, 0))
 
-    def run(self: Runner, title: str, runs: Any) -> None:
+    def run(self: Runner, title: str, runs: Any, chooses: bool = False) -> None:
         assert not self.stopped
 
     monkeypatch.setattr(Runner, "run", run)
@@ -359,15 +364,30 @@ def test_a_search_that_has_ended_is_not_repeated(tmp_path: Path, searches: list[
 def test_a_dry_run_knows_what_was_searched(tmp_path: Path, searches: list[str]) -> None:
     values = {**TUNED, "tune": DRAWN}
     study = take(values, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"])
-    assert most_runs(study) == 2
+    assert [(run.method, run.seed) for run in first_trials(study)] == [("FedAvg", 100)]
     execute(prepare(study), tmp_path / "out", jobs=2)
-    assert most_runs(study) == 0
+    assert first_trials(study) == []
     lrs = {run.method: run.config.training.lr for run in as_chosen(prepare(study))}
     assert lrs == {"FedAvg": pytest.approx(0.2), "fixed": 0.05}
     for damaged in ("", "[]", '{"tried": 3}', '{"tried": [{}]}', '{"tried": []}'):
         (kept,) = (tmp_path / "runs" / "searches").iterdir()
         kept.write_text(damaged)
-        assert most_runs(study) == 2, damaged
+        assert len(first_trials(study)) == 1, damaged
+
+
+def test_a_search_is_estimated_and_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight trials with two seeds, each of 5 seconds and 2 for every round."""
+    cost = _Cost(once=5.0, of_round=2.0, disk=1e6, disk_of_round=1e3)
+    monkeypatch.setattr("rayfl.study.estimate._timed_cost", lambda run: (cost, ""))
+    values = {**TUNED, "tune": {**DRAWN, "samples": 8, "seeds": [100, 101]}}
+    study = take(values, tmp_path, settings=[f"output.root={tmp_path / 'runs'}", "rounds=10"])
+    runs, time, disk = estimate_search(study, jobs=2)
+    assert runs == "at most 16 runs; 160 rounds"
+    assert time.startswith("about 6 min 40 s of work, 3 min 20 s with 2 at a time (an estimate: a round of")
+    assert disk == "about 16.2 MB of disk"
+    with pytest.raises(ConfigError, match=r"^inline: a search needs Ray"):
+        check_places(prepare(study), tmp_path / "out", True, None)
+    check_places(prepare(study), tmp_path / "out", False, None)
 
 
 def test_a_stopped_or_failed_search_is_not_remembered(
@@ -379,7 +399,7 @@ def test_a_stopped_or_failed_search_is_not_remembered(
         if "error" not in last:
             told.append(({"training.lr": 0.2}, {"state": "finished", "validation_accuracy_mean": 50.0}))
         monkeypatch.setattr("rayfl.runtime.trials.search", lambda *given, told=told: told)
-        monkeypatch.setattr(Runner, "run", lambda self, title, runs: None)
+        monkeypatch.setattr(Runner, "run", lambda self, title, runs, chooses=False: None)
         with pytest.raises(ConfigError, match="no combination") if "error" in last else nullcontext():
             run(tmp_path, inline=False, tune=DRAWN)
         assert not (tmp_path / "runs" / "searches").exists()
