@@ -128,9 +128,13 @@ def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
 
 def _as_run(config: Config, contents: Mapping[str, bytes]) -> Config:
     """The config with the paths of this machine, and with the engine that the archived run used."""
-    environment = json.loads(contents.get(_ENVIRONMENT, b"{}"))
-    engine = environment.get("engine", config.training.engine)
+    engine = _environment_of(contents).get("engine", config.training.engine)
     return config.model_copy(update={"training": config.training.model_copy(update={"engine": engine})})
+
+
+def _environment_of(contents: Mapping[str, bytes]) -> dict[str, Any]:
+    """What the archived run recorded of its machine; empty for one of an earlier version."""
+    return dict(json.loads(contents.get(_ENVIRONMENT, b"{}")))
 
 
 def _has_other_rounds(run: PlannedRun) -> bool:
@@ -163,6 +167,7 @@ def _unpack(path: Path, run: PlannedRun) -> dict[str, bytes]:
             key = packed.comment.decode()
         settings = dict(parse(contents[_CONFIG].decode()))
         rounds = json.loads(contents[_end_of(contents)])["rounds"]
+        _environment_of(contents)  # whether it can be read
         settings["plugins"] = []  # the study has imported them
         # Earlier versions wrote no key. They archived no paths, so the key can be computed from the config.
         key = key or key_of(reload(settings))

@@ -212,6 +212,8 @@ class _Reader:
             label, sign = self._label(), factor
             if label is None:
                 raise self._missing_term()
+            if factor == 0:
+                raise self.fail(f"0 times {label!r} is nothing", "leave it out")
         at = self._bracketed_point()
         column = _COLUMN.match(self.text, self.position)
         if column is None:
@@ -365,7 +367,18 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
     terms = (*left, *(replace(term, factor=-term.factor) for term in right))
     if not terms:
         raise reader.fail("it names no method")
+    if not (terms := _summed(terms)):
+        raise reader.fail("its numbers cancel out: nothing is compared", "compare two methods or two numbers")
     return Statement(reader.text, terms, compared, bound - constant, tolerance)
+
+
+def _summed(terms: Iterable[Term]) -> tuple[Term, ...]:
+    """The terms, each number once, without those that cancel out."""
+    factors: dict[tuple[str, tuple[tuple[str, str], ...], str], float] = {}
+    for term in terms:
+        key = (term.method, tuple(sorted(term.at.items())), term.column)
+        factors[key] = factors.get(key, 0.0) + term.factor
+    return tuple(Term(f, method, dict(at), column) for (method, at, column), f in factors.items() if f)
 
 
 def judge(
@@ -398,7 +411,7 @@ def judge(
         return Judgement(statement, point, interval, "undecided", "some runs have an infinite number")
     if not interval.bounded:
         return Judgement(statement, point, interval, "undecided", "one seed has no interval")
-    verdict = _verdict(statement, interval)
+    verdict = verdict_of(statement, interval.low, interval.high)
     return Judgement(
         statement,
         point,
@@ -408,8 +421,9 @@ def judge(
     )
 
 
-def _verdict(statement: Statement, interval: Interval) -> Verdict:
-    low, high, bound = interval.low, interval.high, statement.bound
+def verdict_of(statement: Statement, low: float, high: float) -> Verdict:
+    """The verdict on a claim whose sum lies between two numbers."""
+    bound = statement.bound
     if math.isnan(low) or math.isnan(high):
         return "undecided"
     if statement.comparison == "~":

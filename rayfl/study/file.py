@@ -317,6 +317,11 @@ class StudyFile(Section):
     def _seeds(cls, value: Any) -> Any:
         return seeds_of(value)
 
+    @field_validator("claims", mode="before")
+    @classmethod
+    def _claims(cls, claims: Any) -> Any:
+        return [claims] if isinstance(claims, str) else claims
+
     @field_validator("name")
     @classmethod
     def _check_name(cls, name: str) -> str:
@@ -851,6 +856,9 @@ def _parsed(file: Path) -> Any:
 def _validated(content: Any) -> StudyFile:
     if not isinstance(content, Mapping):
         raise ConfigError("study", "is empty" if content is None else f"is {type_of(content)}", _REMEDY)
+    _refuse_keys(content)
+    if isinstance(content.get("name"), bool):
+        raise ConfigError("name", f"got {str(content['name']).lower()}", f"expected text; {_YAML_WORDS}")
     try:
         return StudyFile.model_validate(content)
     except ValidationError as error:
@@ -859,6 +867,33 @@ def _validated(content: Any) -> StudyFile:
         if where == "config":  # of the whole study: the text begins with the place
             where, _, what = what.partition(": ")
         raise ConfigError(where, what, mistake.remedy) from None
+
+
+_YAML_WORDS = "YAML reads on, yes, off and no as true and false: put them in quotes"
+
+
+def _sections(where: str, content: Any) -> list[tuple[str, Mapping[Any, Any]]]:
+    """The sections in a section, by where they are: ``sizes.smoke.``."""
+    entries = content.items() if isinstance(content, Mapping) else ()
+    return [(f"{where}.{name}.", own) for name, own in entries if isinstance(own, Mapping)]
+
+
+def _refuse_keys(content: Mapping[Any, Any]) -> None:
+    """Refuse names of entries, settings, axes and sizes that are no text. Points may be numbers.
+
+    Raises:
+        ConfigError
+    """
+    sizes = content.get("sizes")
+    places: dict[str, Any] = {"study": content, "sizes": sizes}
+    for where, section in [("", content), *_sections("sizes", sizes)]:
+        places |= {f"{where}{name}": section.get(name) for name in ("settings", "grid")}
+        places |= {place[:-1]: own for place, own in _sections(f"{where}methods", section.get("methods"))}
+    for where, section in places.items():
+        for key in section if isinstance(section, Mapping) else ():
+            if not isinstance(key, str):
+                remedy = _YAML_WORDS if isinstance(key, bool) else "put it in quotes"
+                raise ConfigError(where, f"the key {str(key).lower()} is not text", remedy)
 
 
 def _check_figures(study: StudyFile, whole: StudyFile | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from rayfl.study import searching, tables, tuning
 from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, StudyFile, shown
 from rayfl.study.plan import PlannedRun, hashed_settings, place_of, plan, points
-from rayfl.study.results import MOST_GROUPS, Results, check_column, group_of, title_of
+from rayfl.study.results import MOST_GROUPS, Results, check_column, group_of, is_percentage
 from rayfl.study.running import has_ended
 
 _MOST_SECONDS = 60.0
@@ -119,7 +120,7 @@ def _check_percentages(study: StudyFile) -> None:
         ConfigError
     """
     for published in study.expected:
-        if not title_of(published.column).partition(",")[0].endswith("(%)"):  # without the qualifiers
+        if not is_percentage(published.column):
             continue
         figures = [
             (label, figure)
@@ -257,8 +258,29 @@ def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
         for axis in named:
             if named.count(axis) > 1:
                 raise ConfigError(f"claims: {claim.claim!r}: at", f"names {axis} twice", "leave one out")
-        statements.append((claim, claim_rules.parse(claim.claim, study.methods, axes)))
+        statement = claim_rules.parse(claim.claim, study.methods, axes)
+        if any((claim.claim, claim.at) == (other.claim, other.at) for other, _ in statements):
+            raise ConfigError(f"claims: {claim.claim!r}", "is given twice", "leave one out")
+        _refuse_foregone(statement)
+        statements.append((claim, statement))
     return statements
+
+
+def _refuse_foregone(statement: Statement) -> None:
+    """Refuse a claim about percentages on which no run has any influence.
+
+    Raises:
+        ConfigError
+    """
+    if not all(map(is_percentage, statement.columns)):
+        return
+    ends = [(min(0.0, 100 * term.factor), max(0.0, 100 * term.factor)) for term in statement.terms]
+    low, high = (math.fsum(each) for each in zip(*ends, strict=True))
+    foregone = claim_rules.verdict_of(statement, low, high)
+    if foregone != "undecided":
+        what = "holds whatever the runs give" if foregone == "holds" else "can never hold"
+        left = f"its percentages add up to between {low:g} and {high:g}"
+        raise ConfigError(f"claims: {statement.text!r}", what, left)
 
 
 def _check_at(claim: Claim, axis: str, point: Any, axes: Mapping[str, Sequence[str]]) -> str:

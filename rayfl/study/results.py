@@ -515,6 +515,11 @@ _ENDINGS = {
 }
 
 
+def is_percentage(column: str) -> bool:
+    """Whether a column's numbers are between 0 and 100 %."""
+    return title_of(column).partition(",")[0].endswith("(%)")  # without the qualifiers
+
+
 def title_of(column: str) -> str:
     """A column as text: which number, of which model, on which data, after which round."""
     qualifiers: list[str] = []

@@ -250,6 +250,8 @@ def test_damage_is_seen(first: Any, tmp_path: Path) -> None:
         ("config.yaml", "", "NoneType"),
         ("config.yaml", "[1]", "cannot convert"),
         ("config.yaml", "future: 3", "future: no such setting"),
+        ("environment.json", "{", "Expecting"),
+        ("environment.json", "[1]", "cannot convert"),
         ("rounds.csv", None, "its tables are not those of a finished run"),
         ("rounds.csv", "round\n0\n", "its tables are not those of a finished run"),
     ],

@@ -43,11 +43,22 @@ def test_signs_may_be_those_of_print() -> None:
         ("(PACFL.ari - FedAvg.ari) > 3", "parentheses cannot be read; write the sum without them"),
         ("PACFL.ari / 2 > 3", "multiply instead: 0.5"),
         ("2 PACFL.ari > 3", "a number and a method need"),
+        ("0 * PACFL.ari > 3", "0 times 'PACFL' is nothing; leave it out"),
+        ("PACFL.ari - PACFL.ari > 0", "its numbers cancel out: nothing is compared"),
+        ("2 * PACFL.ari < 2 * PACFL.ari", "its numbers cancel out"),
     ],
 )
 def test_what_claims_cannot_say_has_another_form(text: str, remedy: str) -> None:
     with pytest.raises(ConfigError, match=remedy):
         read(text)
+
+
+def test_a_number_that_is_named_twice_counts_twice() -> None:
+    assert read("PACFL.ari + PACFL.ari - FedAvg.ari > 0").terms == (
+        Term(2.0, "PACFL", {}, "ari"),
+        Term(-1.0, "FedAvg", {}, "ari"),
+    )
+    assert read("PACFL.ari > FedAvg.ari - FedAvg.ari").methods == {"PACFL"}
 
 
 def test_labels_may_be_anything_that_people_write() -> None:

@@ -546,6 +546,24 @@ def test_a_study_says_how_much_it_combines(tmp_path: Path, seeds: Any, expected:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
+    (changed(settings={3: 4}), "settings: the key 3 is not text; put it in quotes"),
+    (changed(sizes={1: {}}), "sizes: the key 1 is not text"),
+    (changed(sizes={"s": {"methods": {"FedAvg": {2: 1}}}}), "sizes.s.methods.FedAvg: the key 2 is not text"),
+    ({**changed(), True: 3}, "study: the key true is not text; YAML reads on, yes, off and no as"),
+    (changed(grid={3: [1, 2]}), "grid: the key 3 is not text"),
+    (changed(name=False), "name: got false; expected text; YAML reads on"),
+    (
+        changed(claims=["FedAvg.accuracy_mean > 100"], report={}),
+        "claims: 'FedAvg.accuracy_mean > 100': can never hold; its percentages add up to between 0 and 100",
+    ),
+    (
+        changed(claims=["PACFL.accuracy_mean - 0.5 * FedAvg.accuracy_mean >= -50"], report={}),
+        "holds whatever the runs give; its percentages add up to between -50 and 100",
+    ),
+    (
+        changed(claims=["FedAvg.accuracy_mean > 10", "FedAvg.accuracy_mean > 10"], report={}),
+        "claims: 'FedAvg.accuracy_mean > 10': is given twice; leave one out",
+    ),
     (changed(name=...), "name: missing"),
     (changed(name="a/b"), "name: 'a/b' cannot be the name of a folder; expected at most 80"),
     (changed(name=""), "name: '' cannot be the name of a folder"),
