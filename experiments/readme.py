@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import frame
 
+from rayfl.config.text import parse
 from rayfl.errors import ConfigError
 from rayfl.study.file import paths_of, read
 from rayfl.study.preparation import prepare
@@ -78,7 +77,7 @@ def studies() -> list[File]:
     """All study files, that is YAML files with methods."""
     files = []
     for path in sorted(HERE.glob("*/*.yaml")):
-        study = yaml.safe_load(path.read_text(encoding="utf-8"))
+        study = parse(path.read_text(encoding="utf-8"), trusted=True)
         if "methods" in study:
             title = study.get("title", study["name"])
             sizes = {name: size or {} for name, size in study.get("sizes", {}).items()}
@@ -96,7 +95,7 @@ def keep(folder: Path) -> Path:
         ConfigError: if there are no results, if they belong to no study here, or if they are incomplete.
     """
     try:
-        study = yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8"))
+        study = parse((folder / "study.yaml").read_text(encoding="utf-8"), trusted=True)
         claims = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
         parts = (folder / "table.md").read_text(encoding="utf-8").split("\n\n")
         with (folder / "runs.csv").open(encoding="utf-8", newline="") as file:
