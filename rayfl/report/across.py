@@ -10,7 +10,7 @@ import numpy as np
 
 from rayfl.report.charts import Colour, Metric, box, versus
 from rayfl.report.files import RunFiles, numbers
-from rayfl.report.html import result_of_clients, results_of
+from rayfl.report.html import client_columns, map_section, result_of_clients, results_of
 from rayfl.report.page import Chart, Column, Data, Section, Table, significant
 
 TABLE = "clients"
@@ -95,6 +95,39 @@ def clients_section(
     if full:
         said += f" They have the first {MOST_ROWS:,} clients only."
     return Section("Clients", f"{note} {said}".lstrip(), [boxes, chart], [table]), data
+
+
+MOST_MAPS = 6
+"""The largest number of methods with a map."""
+MOST_PLACES = 30_000
+"""The largest number of clients on all maps of a page, but for the first map."""
+
+
+def maps_of_clients(runs: Mapping[str, RunFiles]) -> tuple[list[Section], dict[str, dict[str, list[Any]]]]:
+    """A section with a map of the clients for each run that clusters them, and the tables of the page's data
+    to which the maps refer.
+
+    Args:
+        runs: by the name of their method; the first that have a map are drawn, up to :data:`MOST_MAPS` and
+            :data:`MOST_PLACES`.
+    """
+    sections: list[Section] = []
+    placed = 0
+    tables: dict[str, dict[str, list[Any]]] = {}
+    for name, run in runs.items():
+        full = len(sections) == MOST_MAPS or (sections and placed + len(run.clients) > MOST_PLACES)
+        if full or not run.clustered:
+            continue
+        columns, table = client_columns(run), f"map {len(sections)}"
+        metric = result_of_clients([run])
+        wanted = {"client", "n", "group", *([metric.column] if metric else [])}
+        columns = {column: values for column, values in columns.items() if column in wanted}
+        section = map_section(run, columns, table, f"Map of clients: {name}") if columns else None
+        if section is not None:
+            sections.append(section)
+            tables[table] = columns
+            placed += len(run.clients)
+    return sections, tables
 
 
 _PLACE, _METHOD = "at ", "method "

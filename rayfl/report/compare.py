@@ -19,7 +19,7 @@ import pandas as pd
 
 from rayfl import files
 from rayfl.errors import ArgumentError
-from rayfl.report.across import TABLE, Block, boxes_of_clients, clients_section
+from rayfl.report.across import TABLE, Block, boxes_of_clients, clients_section, maps_of_clients
 from rayfl.report.charts import Line, Metric, curves, pareto
 from rayfl.report.files import RunFiles
 from rayfl.report.html import (
@@ -262,6 +262,7 @@ def page_of(comparison: Comparison) -> Page:
     ]
     count = len(comparison.groups)
     clients, columns = _clients(comparison)
+    maps, tables = maps_of_clients({group.name: group.runs[0] for group in comparison.groups})
     return Page(
         title="Comparison",
         subtitle=f"{counted(len(comparison.files), 'run')}"
@@ -274,12 +275,13 @@ def page_of(comparison: Comparison) -> Page:
                 _over_rounds(lines),
                 _trade_off(comparison),
                 clients,
+                *maps,
                 _by_planted_group(comparison),
                 _each_run(comparison),
             )
             if section is not None
         ],
-        data={TABLE: columns} if columns else {},
+        data={**({TABLE: columns} if columns else {}), **tables},
     )
 
 

@@ -98,13 +98,13 @@ def write_report(run_dir: Path) -> Path:
 def page_of(run: RunFiles) -> Page:
     """The page about a run."""
     headline = run.headline()
-    clients = _client_columns(run)
+    clients = client_columns(run)
     sections = [
         _over_rounds(run, headline),
         _by_group(run, "group"),
         _by_group(run, "cluster"),
         _clients(run, clients),
-        _map(run, clients),
+        map_section(run, clients),
         _clusters(run),
         _threshold(run),
         _communication(run),
@@ -398,7 +398,7 @@ names.
 """
 
 
-def _client_columns(run: RunFiles) -> dict[str, list[Any]]:
+def client_columns(run: RunFiles) -> dict[str, list[Any]]:
     """The columns of ``clients.csv`` as they are shown: clients with the user's own ids, rounds counted from
     1.
     """
@@ -501,8 +501,17 @@ def _spread_of_clients(columns: Mapping[str, list[Any]], last: NDArray[np.float6
     return alternatives(f"{noun} of", charts)
 
 
-def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
-    """Clients in the plane with a slider over the clusterings; adds its columns to those of the clients."""
+def map_section(
+    run: RunFiles, columns: dict[str, list[Any]], table: str = "clients", title: str = "Map of clients"
+) -> Section | None:
+    """Clients in the plane with a slider over the clusterings; None if their places are unknown.
+
+    Args:
+        run: whose clients.
+        columns: from :func:`client_columns`; the columns of the map are added.
+        table: their name in the page's data.
+        title: of the section.
+    """
     timeline = maps.steps_of(run) if run.clustered else []
     placement = maps.map_of(run, timeline) if columns else None
     if placement is None or placement.places.shape[1] != len(columns["client"]):
@@ -539,7 +548,7 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
         Metric(f"{axis}{{slider}}" if moving else axis, f"dimension {i}") for i, axis in enumerate("xy", 1)
     )
     count = len(columns["client"])
-    points = Points("@clients", x, y, "client", tip, 12 if count <= 100 else 8 if count <= 1000 else 4)
+    points = Points(f"@{table}", x, y, "client", tip, 12 if count <= 100 else 8 if count <= 1000 else 4)
     alt = f"Map of {count:,} clients" + (f", {frames[-1].label}" if frames else "")
     note = f"Similar clients are close together: by {placement.meaning}. Drag to zoom in."
     if len(frames) > 1:
@@ -558,7 +567,7 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
         alt = f"Matrix of {label}, alike is dark"
         charts.append(heatmap(matrix.distances, names, names, alt, dark="low", label=label))
         note += " In the matrix similar clients are side by side; dark: alike."
-    return Section("Map of clients", note, charts, beside=len(charts) > 1)
+    return Section(title, note, charts, beside=len(charts) > 1)
 
 
 def _present_places(places: maps.Array, timeline: Sequence[maps.Step], run: RunFiles) -> maps.Array:

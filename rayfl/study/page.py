@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rayfl.report import page
-from rayfl.report.across import TABLE, Block, boxes_of_clients, clients_section
+from rayfl.report.across import TABLE, Block, boxes_of_clients, clients_section, maps_of_clients
 from rayfl.report.charts import Line, Metric, alternatives, bars, curves, pareto
 from rayfl.report.compare import mean_line, seed_metrics
 from rayfl.report.files import RunFiles
@@ -20,7 +20,7 @@ from rayfl.report.page import Chart, Choice, Column, Page, Section, Selector, Ta
 from rayfl.statistics import LEVEL
 from rayfl.study import tables
 from rayfl.study.outcome import Study
-from rayfl.study.plan import spoken
+from rayfl.study.plan import PlannedRun, spoken
 from rayfl.study.results import Results, known_numbers, title_of, written
 from rayfl.study.running import directory_of, is_finished
 from rayfl.study.tables import TextTable
@@ -59,6 +59,7 @@ def page_of(study: Study) -> Page:
         *((_VERDICT_FACTS[verdict], str(count)) for verdict, count in counts.items() if count),
     ]
     clients, columns = _clients(results)
+    maps, maps_data = _maps(results)
     sections = [
         _claims(study),
         *_results(results),
@@ -66,6 +67,7 @@ def page_of(study: Study) -> Page:
         _numbers(results),
         _trade_off(results),
         clients,
+        *maps,
         _choices(study),
         _runs(study),
     ]
@@ -83,7 +85,7 @@ def page_of(study: Study) -> Page:
         folded=[("Study file", (study.folder / "study.yaml").read_text(encoding="utf-8"))]
         if (study.folder / "study.yaml").is_file()
         else [],
-        data={TABLE: columns} if columns else {},
+        data={**({TABLE: columns} if columns else {}), **maps_data},
     )
 
 
@@ -271,6 +273,21 @@ def _blocks(results: Results) -> Iterator[Block]:
             place,
             {label: RunFiles.read(directory_of(run)) for label, run in finished.items() if is_finished(run)},
         )
+
+
+def _maps(results: Results) -> tuple[list[Section], dict[str, dict[str, list[Any]]]]:
+    """Maps of the clients by every method that clusters them, of its first finished run."""
+    first = dict[str, PlannedRun]()
+    for run in results.runs:  # seed by seed, point by point
+        if run.method not in first and is_finished(run):
+            first[run.method] = run
+    named: dict[str, RunFiles] = {}
+    for label in results.study.methods:
+        if label in first:
+            at = [_point_name(first[label].point)] if len(results.points) > 1 else []
+            seed = [f"seed {first[label].seed}"] if len(results.seeds) > 1 else []
+            named[", ".join([label, *at, *seed])] = RunFiles.read(directory_of(first[label]))
+    return maps_of_clients(named)
 
 
 def _choices(study: Study) -> Section | None:

@@ -23,7 +23,7 @@ from tests.report.test_browser import ARGUMENTS, CHROMIUM
 ROUNDS = 200
 
 
-def made_up(path: Path, clients: int, seed: int = 0) -> Path:
+def made_up(path: Path, clients: int, seed: int = 0, algorithm: str = "ifca") -> Path:
     """A run directory."""
     path.mkdir()
     rng, rounds = np.random.default_rng(seed), np.arange(ROUNDS)
@@ -64,7 +64,7 @@ def made_up(path: Path, clients: int, seed: int = 0) -> Path:
         for t in rounds for tier in ("client_lps", "lps_gps") for way in ("up", "down")
     ]  # fmt: skip
     (path / "communication.csv").write_text("\n".join(["round,tier,direction,kind,bytes", *ledger]))
-    (path / "config.yaml").write_text(f"seed: {seed}\nalgorithm: {{name: ifca}}\n")
+    (path / "config.yaml").write_text(f"seed: {seed}\nalgorithm: {{name: {algorithm}}}\n")
     (path / "environment.json").write_text("{}")
     return path
 
@@ -78,7 +78,7 @@ def measure(tab: object, name: str, path: Path, written: float) -> None:
     tab.evaluate("document.querySelectorAll('[data-chart]').forEach(rayfl.open)")  # type: ignore[attr-defined]
     every = time.perf_counter() - begun
     size = path.stat().st_size / 1e6
-    print(f"{name:32s} {size:5.2f} MB  written {written:5.2f} s  shown {shown:5.2f} s  all {every:5.2f} s")
+    print(f"{name:40s} {size:5.2f} MB  written {written:5.2f} s  shown {shown:5.2f} s  all {every:5.2f} s")
 
 
 def main() -> None:
@@ -95,7 +95,13 @@ def main() -> None:
                 measure(tab, f"report, {clients:,} clients", page, time.perf_counter() - begun)
                 begun = time.perf_counter()
                 page = Comparison.of(runs).write(root / f"{clients}.html")
-                measure(tab, f"comparison of 3, {clients:,} clients", page, time.perf_counter() - begun)
+                measure(tab, f"comparison of 3 seeds, {clients:,} clients", page, time.perf_counter() - begun)
+                names = ("ifca", "pacfl", "cfl", "flt", "flis_dc", "flis_hc", "mt_hfl")
+                methods = [made_up(root / f"{clients}-{name}", clients, 0, name) for name in names]
+                begun = time.perf_counter()
+                page = Comparison.of(methods).write(root / f"{clients}-methods.html")
+                what = f"comparison of {len(names)} methods, {clients:,} clients"
+                measure(tab, what, page, time.perf_counter() - begun)
             browser.close()
     finally:
         shutil.rmtree(root)

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from rayfl.report import across
-from rayfl.report.across import Block, boxes_of_clients, clients_section
+from rayfl.report.across import Block, boxes_of_clients, clients_section, maps_of_clients
 from rayfl.report.files import RunFiles
 
 MakeRun = Callable[[str], Path]
@@ -103,3 +103,26 @@ def test_a_regression(make_run: MakeRun) -> None:
     assert data["method 1"] == [0.5, 1.5, 2.5, 3.5]
     assert section.tables[0].caption == "clients: last root mean squared error of the client"
     assert "diagonal" not in section.note  # less is better
+
+
+def test_a_map_for_each_method_that_clusters(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = make_run("alone")
+    (alone / "clusters.json").unlink()
+    for name, columns in (("clients.csv", ["cluster"]), ("rounds.csv", ["clusters", "ari"])):
+        pd.read_csv(alone / name).drop(columns=columns).to_csv(alone / name, index=False)
+    labels = "client,label,samples\n0,0,10\n1,1,10\n2,0,5\n2,1,5\n3,1,10\n"
+    runs = {"FedAvg": RunFiles.read(alone)}
+    for name in ("PACFL", "IFCA"):
+        folder = make_run(name)
+        (folder / "labels.csv").write_text(labels)
+        runs[name] = RunFiles.read(folder)
+    sections, tables = maps_of_clients(runs)
+    assert [section.title for section in sections] == ["Map of clients: PACFL", "Map of clients: IFCA"]
+    assert list(tables) == ["map 0", "map 1"]
+    assert sections[1].charts[0].option["dataset"][0]["source"] == "@map 1"
+    assert {"client", "group", "cluster 0", "x", "y", "accuracy_last"} < set(tables["map 1"])
+    assert "best_round" not in tables["map 1"]  # only what is shown
+    for name, most in (("MOST_MAPS", 1), ("MOST_PLACES", 7)):
+        monkeypatch.setattr(across, name, most)
+        assert [section.title for section in maps_of_clients(runs)[0]] == ["Map of clients: PACFL"]
+        monkeypatch.undo()

@@ -46,7 +46,8 @@ def test_the_page_and_its_table(make_run: MakeRun, tmp_path: Path):
         ["one", "85.0 %"],
         ["two", "85.0 %"],
     ]
-    assert titles(text) == ["Over rounds", "Accuracy against bytes", "Clients"]
+    maps = ["Map of clients: one", "Map of clients: two"]
+    assert titles(text) == ["Over rounds", "Accuracy against bytes", "Clients", *maps]
     chart = charts(text)["Over rounds"]
     assert chart["legend"] == ["one", "two"]
     assert chart["option"]["dataset"][1]["source"]["accuracy_mean"] == [60, None, 90, 85, None]
