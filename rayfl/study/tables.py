@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -141,8 +141,9 @@ def _caption(results: Results) -> str:
     if len(versions) > 1:
         listing = ", ".join(f"{version} ({count})" for version, count in sorted(versions.items()))
         mixed = f" The runs are by different versions of rayfl: {listing}; runs.csv says which."
+    about = f"{_about_accuracies(results.study.report.names)}{mixed}"
     if n < 2:
-        return f"One seed: no intervals, and no claim can be decided.{mixed}"
+        return f"One seed: no intervals, and no claim can be decided.{about}"
     few = " With so few seeds the intervals are wide." if n < FEW else ""
     counts = [
         results.interval(label, point, column).n
@@ -156,7 +157,17 @@ def _caption(results: Results) -> str:
         f" ({some} of {n}): only {some} of the {n} seeds {have} the number; the mean is over these."
         * bool(some)
     )
-    return f"Mean over {n} seeds ± half of its 95 % interval (Student's t).{few}{lacking}{mixed}"
+    return f"Mean over {n} seeds ± half of its 95 % interval (Student's t).{few}{lacking}{about}"
+
+
+def _about_accuracies(columns: Iterable[str]) -> str:
+    """What accuracies without a qualifier are; empty if there are none."""
+    if not any(column.startswith("accuracy_") for column in columns):
+        return ""
+    return (
+        " Unless the heading says otherwise, accuracies are those of the served models (the server's, or "
+        "that of the client's cluster) after the last round, each client on its own test samples."
+    )
 
 
 def _sources(results: Results, column: str) -> list[str]:

@@ -15,7 +15,7 @@ from rayfl.statistics import Interval, mean_interval
 from rayfl.study.claims import Judgement, judge, parse
 from rayfl.study.page import _table_of
 from rayfl.study.results import cell, title_of
-from rayfl.study.tables import TextTable, claim_lines, claim_table, rank_table, unit_of
+from rayfl.study.tables import TextTable, _caption, claim_lines, claim_table, rank_table, unit_of
 
 WILD = TextTable(
     ("method", "100 % & more_1"),
@@ -106,6 +106,16 @@ def test_pages_sort_cells_by_their_numbers_whatever_the_units() -> None:
     table = _table_of(text, "results")
     assert table.columns[1].order == [3.04e6, 999e3, None]
     assert table.columns[1].values == list(cells)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [(["accuracy_mean", "ari"], True), (["accuracy_worst10"], True), (["local_accuracy_mean", "ari"], False)],
+)
+def test_a_table_says_whose_accuracies_it_has(columns: list[str], said: bool) -> None:
+    study = SimpleNamespace(report=SimpleNamespace(names=columns))
+    results: Any = SimpleNamespace(study=study, seeds=[0], versions={})
+    assert ("accuracies are those of the served models" in _caption(results)) == said
 
 
 def test_ranks_that_cannot_be_given_are_explained() -> None:
