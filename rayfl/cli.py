@@ -287,9 +287,11 @@ def study(
     check_places(prepared, folder, inline, archive)
     if dry_run:
         _say(prepared.study.extent)
+        _say_held_out(prepared)
         _show_estimate(prepared, 1 if inline else jobs, archive)
         return
     _say(f"{prepared.study.title or prepared.study.name}: {prepared.study.extent}")
+    _say_held_out(prepared)
     try:
         with StudyDisplay(Terminal(out)) as display:
             outcome = execute(prepared, folder, inline, jobs, display.watch, archive)
@@ -322,6 +324,11 @@ def study(
         raise typer.Exit(1)
     if check:
         raise typer.Exit(claim_rules.EXIT_CODES[outcome.verdict])
+
+
+def _say_held_out(prepared: Any) -> None:
+    if prepared.held_out:
+        _say(prepared.held_out)
 
 
 def _show_estimate(prepared: Any, jobs: int | None, archive: Path | None) -> None:

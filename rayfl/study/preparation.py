@@ -56,6 +56,19 @@ class Prepared:
         return named
 
     @property
+    def held_out(self) -> str:
+        """Which methods take samples from the clients of the others, in a line; empty if none does."""
+        takes = {run.method: run.config.public_samples > 0 for run in self.runs}
+        who = [label for label, some in takes.items() if some]
+        if not who or len(who) == len(takes):
+            return ""
+        verb = "uses" if len(who) == 1 else "use"
+        return (
+            f"{', '.join(who)} {verb} training samples that the server holds out: in this study the clients "
+            "of all methods are without them (data.server_share)"
+        )
+
+    @property
     def columns(self) -> list[str]:
         """All numbers that tables and claims use."""
         return list(dict.fromkeys(each.column for each in self.named))

@@ -724,8 +724,11 @@ def test_a_run_that_finished_where_this_machine_does_not_look_has_failed(
 def test_equal_data_for_all_methods_even_if_some_are_left_out(tmp_path: Path) -> None:
     """FLIS's server holds out samples, so all clients have fewer."""
     methods = {"FedAvg": {"algorithm": "fedavg"}, "FLIS": {"algorithm": "flis_dc"}}
-    runs = plan(take({**SMALL, "methods": methods, "claims": [], "expected": []}, tmp_path))
-    assert len({run.config.data.server_share for run in runs}) == 1
+    prepared = prepare(take({**SMALL, "methods": methods, "claims": [], "expected": []}, tmp_path))
+    assert len({run.config.data.server_share for run in prepared.runs}) == 1
+    assert prepared.held_out.startswith("FLIS uses training samples that the server holds out")
+    for same in ({"FedAvg": methods["FedAvg"]}, {"FLIS": methods["FLIS"]}):
+        assert not prepare(take({**SMALL, "methods": same, "claims": [], "expected": []}, tmp_path)).held_out
 
 
 def test_a_part_of_the_methods_has_the_same_data_as_the_whole_study(tmp_path: Path) -> None:
