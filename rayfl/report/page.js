@@ -298,7 +298,7 @@ class Chart {
       splitLine: { show: !across || axis.type === "value", lineStyle: { color: palette.line }, ...axis.splitLine },
       axisLabel: {
         color: palette.quiet, hideOverlap: true, ...(named ? { width: narrow ? 140 : 180, overflow: "truncate" } : {}),
-        ...(format ? { formatter: (value) => tick(value, format) } : {}), ...axis.axisLabel,
+        ...(format ? { formatter: (value) => tick(value, format) } : {}), ...axis.axisLabel, ...this.spacing(axis, across),
         ...(narrow && named ? { overflow: "truncate", formatter: (name) => shortened(name, LONGEST_NAME) } : {}),
       },
       ...(across && axis.type === "value" ? { splitNumber: narrow ? 3 : 6 } : {}),
@@ -306,6 +306,15 @@ class Chart {
       ...(format === "number:0" ? { minInterval: 1 } : {}),  // nothing counts half a round
     });
     delete axis.format;
+  }
+
+  // Of the names of rows or columns as many as fit, evenly spaced; if they merely must not overlap, gaps differ.
+  spacing(axis, across) {
+    const { interval, rotate } = axis.axisLabel ?? {};
+    if (typeof interval !== "number" || !axis.data) return {};
+    const longest = Math.min(80, 8 * Math.max(...axis.data.map((name) => String(name).length)));
+    const taken = across && !rotate ? longest + 8 : 16, room = (across ? this.chart.getWidth() : this.chart.getHeight()) - 100;
+    return { interval: Math.max(interval + 1, Math.ceil(axis.data.length * taken / room)) - 1 };
   }
 
   series(series, option) {
