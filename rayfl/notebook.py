@@ -34,6 +34,11 @@ def output() -> Callable[[str], None] | None:
     return lambda content: handle.update(_Shown(content))
 
 
+def bar(done: int, total: int) -> str:
+    """A progress bar as HTML."""
+    return f'<progress value="{done}" max="{total}" style="width: 24em"></progress>'
+
+
 class _Shown:
     """An object that a notebook shows as HTML; elsewhere its text is empty."""
 
@@ -91,5 +96,5 @@ class Progress:
         lines = "<br>".join(html.escape(text) for text in (self._row, *self._notes[-SHOWN_NOTES:]) if text)
         seconds_left = self._pace.remaining(self._total)
         eta = f" ETA {duration(seconds_left)}" if seconds_left and self._done < self._total else ""
-        bar = f'<progress value="{self._done}" max="{self._total}" style="width: 24em"></progress>'
-        return f"<div><b>{html.escape(self._title)}</b><br>{bar}{eta}<br>{lines}</div>"
+        shown = f"{bar(self._done, self._total)}{eta}"
+        return f"<div><b>{html.escape(self._title)}</b><br>{shown}<br>{lines}</div>"

@@ -52,12 +52,13 @@ def clients_section(
     if boxes is None:
         return None, {}
     rows, methods, metric, full = _read(blocks)
-    if metric is None or len(methods) < 2 or not rows:
-        return Section("Clients", note, [boxes]), {}
     data = {name: values for name, values in rows.items() if any(v is not None for v in values)}
+    numbered = enumerate(methods[:MOST_METHODS])
+    shown = {_METHOD + str(i): name for i, name in numbered if _METHOD + str(i) in data}
+    if metric is None or len(shown) < 2:
+        return Section("Clients", note, [boxes]), {}
     places = [name for name in data if name.startswith(_PLACE)]
     several = [name for name in places if len(set(data[name])) > 1]
-    shown = {_METHOD + str(i): name for i, name in enumerate(methods) if _METHOD + str(i) in data}
     facts = [
         ("client", "client", "text"),
         *((name, name.removeprefix(_PLACE), "text") for name in several),
@@ -84,16 +85,18 @@ def clients_section(
         "client",
         [(title, name, format) for name, title, format in [*columns[1:], *results]],
         kinds,
-        f"{metric.label.capitalize()} with one method over that with another; a point for each client",
+        f"A point for each client: {metric.label} with one method over that with another",
     )
     said = (
-        f"The second chart and the table: {metric.label}; above the diagonal are clients for whom the "
-        "method of the vertical axis is better."
+        f"The second chart and the table: {metric.label}; clients above the diagonal do better with the "
+        "method on the vertical axis."
         if metric.format.startswith("percent")
         else f"The second chart and the table: {metric.label}."
     )
     if full:
         said += f" They have the first {MOST_ROWS:,} clients only."
+    if len(methods) > MOST_METHODS:
+        said += f" They have the first {MOST_METHODS} methods only."
     return Section("Clients", f"{note} {said}".lstrip(), [boxes, chart], [table]), data
 
 
@@ -142,26 +145,25 @@ def _read(blocks: Iterable[Block]) -> tuple[dict[str, list[Any]], list[str], Met
     metric: Metric | None = None
     length = 0
     for block in blocks:
-        if length == MOST_ROWS:
-            return rows, methods, metric, True
         runs = _with_same_clients(block.runs)
         first = next(iter(runs.values()), None)
         metric = metric or result_of_clients(list(runs.values()))
         if first is None or metric is None:
             continue
         count = min(len(first.clients), MOST_ROWS - length)
-        methods += [name for name in runs if name not in methods][: MOST_METHODS - len(methods)]
-        found: dict[str, Sequence[Any]] = {"client": _names(first)[:count]}
-        found |= {_PLACE + name: [value] * count for name, value in block.place.items()}
-        for name in ("n", "group"):
-            values = numbers(first.clients, name)
-            found |= {} if values is None else {name: significant(values[:count])}
-        for i, name in enumerate(methods):
-            values = results_of(runs[name], metric) if name in runs else None
-            found |= {} if values is None else {_METHOD + str(i): significant(values[:count], 4)}
-        for name in {**rows, **found}:
-            rows.setdefault(name, [None] * length).extend(found.get(name, [None] * count))
-        length += count
+        if count:
+            methods += [name for name in runs if name not in methods]
+            found: dict[str, Sequence[Any]] = {"client": _names(first)[:count]}
+            found |= {_PLACE + name: [value] * count for name, value in block.place.items()}
+            for name in ("n", "group"):
+                values = numbers(first.clients, name)
+                found |= {} if values is None else {name: significant(values[:count])}
+            for i, name in enumerate(methods[:MOST_METHODS]):
+                values = results_of(runs[name], metric) if name in runs else None
+                found |= {} if values is None else {_METHOD + str(i): significant(values[:count], 4)}
+            for name in {**rows, **found}:
+                rows.setdefault(name, [None] * length).extend(found.get(name, [None] * count))
+            length += count
         if count < len(first.clients):
             return rows, methods, metric, True
     return rows, methods, metric, False

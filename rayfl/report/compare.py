@@ -262,7 +262,14 @@ def page_of(comparison: Comparison) -> Page:
     ]
     count = len(comparison.groups)
     clients, columns = _clients(comparison)
-    maps, tables = maps_of_clients({group.name: group.runs[0] for group in comparison.groups})
+    maps, tables = maps_of_clients(
+        {
+            f"{group.name}, seed {group.runs[0].setting('seed')}" if len(group.runs) > 1 else group.name: (
+                group.runs[0]
+            )
+            for group in comparison.groups
+        }
+    )
     return Page(
         title="Comparison",
         subtitle=f"{counted(len(comparison.files), 'run')}"

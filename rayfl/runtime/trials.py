@@ -171,7 +171,7 @@ def search(
                 search_alg=searcher,
                 scheduler=scheduler,
             ),
-            run_config=_run_config(store, _Listener(ended=ended)),
+            run_config=_run_config(store, _Listener(ended=ended, failed=ended)),
         ).fit()
         return [(dict(result.config or {}), _outcome(result)) for result in results]
 
@@ -213,12 +213,18 @@ def _search_trial(config: dict[str, Any], work: Any, surroundings: Surroundings)
 
 def _outcome(result: Any) -> Mapping[str, Any]:
     if result.error is not None:
-        cause = getattr(result.error, "cause", None) or result.error
-        line = str(cause).strip().splitlines()
-        kind = "the process of the trial died" if isinstance(cause, RayError) else type(cause).__name__
-        return {"error": shorten(f"{kind}: {line[-1] if line else ''}", 200, placeholder=" ...")}
+        return {"error": _reason(result.error)}
     metrics = dict(result.metrics or {})
     return dict(metrics.get("outcome", metrics))
+
+
+def _reason(error: Any) -> str:
+    """Why a trial failed, in a line."""
+    cause = getattr(error, "cause", None) or error
+    line = str(cause or "").strip().splitlines()
+    died = cause is None or isinstance(cause, RayError)
+    kind = "the process of the trial died" if died else type(cause).__name__
+    return shorten(f"{kind}: {line[-1] if line else ''}", 200, placeholder=" ...")
 
 
 def _resources(room: Room) -> dict[str, float]:
@@ -230,14 +236,15 @@ def _resources(room: Room) -> dict[str, float]:
 
 
 class _Listener(tune.Callback):  # type: ignore[misc]
-    """Reports trials that are restarted, and those that are done."""
+    """Reports trials that are restarted, that are done, and that have failed for good."""
 
     def __init__(
         self,
         lost: Callable[[dict[str, Any]], None] = lambda config: None,
         ended: Callable[[dict[str, Any], Mapping[str, Any]], None] = lambda config, report: None,
+        failed: Callable[[dict[str, Any], Mapping[str, Any]], None] = lambda config, report: None,
     ) -> None:
-        self._lost, self._ended = lost, ended
+        self._lost, self._ended, self._failed = lost, ended, failed
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Tune pickles its callbacks; the listeners exist only in this process and are left out."""
@@ -253,7 +260,7 @@ class _Listener(tune.Callback):  # type: ignore[misc]
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Called by Tune when a trial has failed and is not restarted."""
-        self._ended(trial.config, {"error": "its process died"})
+        self._failed(trial.config, {"error": _reason(trial.get_pickled_error())})
 
 
 def _run_config(store: str, listener: _Listener) -> Any:

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -367,18 +368,34 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
     terms = (*left, *(replace(term, factor=-term.factor) for term in right))
     if not terms:
         raise reader.fail("it names no method")
-    if not (terms := _summed(terms)):
+    if not (terms := summed(terms)):
         raise reader.fail("its numbers cancel out: nothing is compared", "compare two methods or two numbers")
+    if not all(math.isfinite(100 * term.factor) for term in terms):
+        raise reader.fail("a factor is too large", "a number below 1e300")
     return Statement(reader.text, terms, compared, bound - constant, tolerance)
 
 
-def _summed(terms: Iterable[Term]) -> tuple[Term, ...]:
-    """The terms, each number once, without those that cancel out."""
-    factors: dict[tuple[str, tuple[tuple[str, str], ...], str], float] = {}
+def summed(terms: Iterable[Term], point: Point = MappingProxyType({})) -> tuple[Term, ...]:
+    """The terms, each number once, without those that cancel out.
+
+    Args:
+        terms: of a sum.
+        point: of the grid, for axes that a term does not name.
+    """
+    factors: dict[tuple[str, tuple[tuple[str, str], ...], str], list[float]] = {}
     for term in terms:
-        key = (term.method, tuple(sorted(term.at.items())), term.column)
-        factors[key] = factors.get(key, 0.0) + term.factor
-    return tuple(Term(f, method, dict(at), column) for (method, at, column), f in factors.items() if f)
+        key = (term.method, tuple(sorted({**point, **term.at}.items())), term.column)
+        factors.setdefault(key, []).append(term.factor)
+    sums = {key: sum(each) for key, each in factors.items()}
+    return tuple(
+        Term(sums[method, at, column], method, dict(at), column)
+        for (method, at, column), each in factors.items()
+        if abs(sums[method, at, column]) > _ROUNDING * sum(map(abs, each))
+    )
+
+
+_ROUNDING = 1e-12
+"""Relative size below which a sum of factors is due to rounding."""
 
 
 def judge(

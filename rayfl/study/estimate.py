@@ -147,9 +147,10 @@ def estimate(
 def estimate_search(
     study: StudyFile, jobs: int | None = None, watch: Callable[[str], object] = lambda text: None
 ) -> list[str]:
-    """What the searches of a study need at most, as text; empty if it has none that remains.
+    """What the searches of a study need, as text; empty if it has none that remains.
 
-    One trial of each method is timed, with the first values of the space; some trials may end early.
+    One trial of each method is timed, with the first values of the space, and stands for all; some trials may
+    end early.
 
     Args:
         study: the file.
@@ -169,7 +170,7 @@ def estimate_search(
     return [
         f"at most {counted(samples * len(runs), 'run')}; {rounds:,} rounds",
         f"about {duration(seconds)} of work, {duration(seconds / parallel)} with {parallel} at a time "
-        f"({', '.join(how)})",
+        f"({', '.join(how)}, with the first values of each setting)",
         f"about {size(disk)} of disk",
     ]
 
@@ -184,9 +185,10 @@ def _costs_of_kinds(
     """The cost of each kind of run, by :func:`_speed_key`, and how it is known."""
     costs, by_method, kinds = dict[str, _Cost](), defaultdict[str, list[_Cost]](list), dict[str, PlannedRun]()
     for run in finished:
-        if (key := _speed_key(run)) not in costs:
-            costs[key] = _recorded_cost(RunDirectory(directory_of(run)))
-            by_method[run.method].append(costs[key])
+        if (key := _speed_key(run)) not in costs and (cost := _recorded_cost(run)) is not None:
+            costs[key] = cost
+            by_method[run.method].append(cost)
+    recorded = bool(costs)
     for run in missing:
         if (key := _speed_key(run)) not in costs:
             kinds.setdefault(key, run)
@@ -211,7 +213,7 @@ def _costs_of_kinds(
     how = [what] * bool(timed)
     if left and not everything:
         how = [f"{counted(len(left), 'further kind')} of runs not timed and not counted"]
-    return costs, [*dict.fromkeys(failures), *["finished runs"] * bool(finished), *how]
+    return costs, [*dict.fromkeys(failures), *["finished runs"] * recorded, *how]
 
 
 def _each_method_first(kinds: Mapping[str, PlannedRun]) -> list[tuple[str, PlannedRun]]:
@@ -235,15 +237,22 @@ def _mean(costs: Sequence[_Cost]) -> _Cost:
 
 
 def _speed_key(run: PlannedRun) -> str:
-    """What determines the speed of a run: method, model, data, clients, and settings of work and tests."""
+    """What determines the cost of a run: method, model, data, clients, settings of work and tests, and what
+    is written.
+    """
     c = run.config
     t, clients = c.training, c.partition.model_dump(exclude={"alpha"})
     work = (t.epochs, t.batch_size, t.participation, t.engine, t.precision)
-    return repr((run.method, c.model, c.data, work, clients, c.evaluation))
+    o = c.output
+    written = (o.checkpoint_every, o.keep_checkpoints, o.report, o.tensorboard)
+    return repr((run.method, c.model, c.data, work, clients, c.evaluation, written))
 
 
-def _recorded_cost(directory: RunDirectory) -> _Cost:
-    """The cost of a run that is finished."""
+def _recorded_cost(run: PlannedRun) -> _Cost | None:
+    """The cost of a run that is finished; None if it comes from an archive, which keeps no models."""
+    directory = RunDirectory(directory_of(run))
+    if not (directory.path / "checkpoints").is_dir():
+        return None
     total = float((directory.read_json("summary.json") or {}).get("seconds") or 0.0)
     seconds = directory.read_frame("rounds.csv")["seconds"].tolist() if directory.rounds_complete() else [0.0]
     of_round = statistics.fmean(seconds[1:] or seconds)
@@ -356,7 +365,7 @@ def _bytes_of_models(config: Config, run: Path, driver: Driver, saved: Checkpoin
     kept = min(config.output.keep_checkpoints, -(-config.rounds // every) if every else 1)
     models, trained = saved.models.nbytes, len(saved.state_clients)
     everyone = len(driver.setup.present)
-    share = min(everyone, trained * config.rounds / 2) / trained if trained else 1.0
+    share = min(everyone, trained * config.rounds / min(2, config.rounds)) / trained if trained else 1.0
     newest = sorted((run / "checkpoints").glob("round-*"))[-1]
     states, shared = max(0, _folder_bytes(newest) - models), _folder_bytes(run / "checkpoints" / "clients")
     return models + kept * (models + states * share) + shared * share

@@ -242,6 +242,11 @@ class Claim(Section):
         return {"claim": value} if isinstance(value, str) else value
 
 
+def _claims_of(claims: Any) -> Any:
+    """A list of claims; a claim alone stands for a list of one."""
+    return [claims] if isinstance(claims, str | Mapping) else claims
+
+
 class Size(Section):
     """Another size of the same study: entries replace those of the file, settings are added to its own."""
 
@@ -265,6 +270,8 @@ class Size(Section):
     @classmethod
     def _seeds(cls, value: Any) -> Any:
         return None if value is None else seeds_of(value)
+
+    _one_claim = field_validator("claims", mode="before")(_claims_of)
 
     @field_validator("tune", mode="before")
     @classmethod
@@ -317,10 +324,7 @@ class StudyFile(Section):
     def _seeds(cls, value: Any) -> Any:
         return seeds_of(value)
 
-    @field_validator("claims", mode="before")
-    @classmethod
-    def _claims(cls, claims: Any) -> Any:
-        return [claims] if isinstance(claims, str) else claims
+    _one_claim = field_validator("claims", mode="before")(_claims_of)
 
     @field_validator("name")
     @classmethod
@@ -342,10 +346,6 @@ class StudyFile(Section):
                 "there are none; expected labels with settings, such as FedAvg: {algorithm: fedavg}"
             )
         for label, settings in methods.items():
-            if isinstance(label, bool):
-                raise ValueError(f"a label is yes, no, on or off, which is {label} in YAML; put it in quotes")
-            if not isinstance(label, str):
-                raise ValueError(f"the label {label} is not text; put it in quotes: '{label}'")
             if isinstance(settings, str):
                 raise ValueError(f"expected settings, such as {label}: {{algorithm: {settings}}}")
         return methods
@@ -872,28 +872,29 @@ def _validated(content: Any) -> StudyFile:
 _YAML_WORDS = "YAML reads on, yes, off and no as true and false: put them in quotes"
 
 
-def _sections(where: str, content: Any) -> list[tuple[str, Mapping[Any, Any]]]:
-    """The sections in a section, by where they are: ``sizes.smoke.``."""
-    entries = content.items() if isinstance(content, Mapping) else ()
-    return [(f"{where}.{name}.", own) for name, own in entries if isinstance(own, Mapping)]
+def _refuse_keys(content: Any, *path: str) -> None:
+    """Refuse names of entries, settings, axes and sizes that are no text. Points of the grid may be numbers,
+    and ``on`` of ``tune`` is true in YAML.
 
-
-def _refuse_keys(content: Mapping[Any, Any]) -> None:
-    """Refuse names of entries, settings, axes and sizes that are no text. Points may be numbers.
+    Args:
+        content: of the study file, or of an entry.
+        path: of the entry.
 
     Raises:
         ConfigError
     """
-    sizes = content.get("sizes")
-    places: dict[str, Any] = {"study": content, "sizes": sizes}
-    for where, section in [("", content), *_sections("sizes", sizes)]:
-        places |= {f"{where}{name}": section.get(name) for name in ("settings", "grid")}
-        places |= {place[:-1]: own for place, own in _sections(f"{where}methods", section.get("methods"))}
-    for where, section in places.items():
-        for key in section if isinstance(section, Mapping) else ():
-            if not isinstance(key, str):
-                remedy = _YAML_WORDS if isinstance(key, bool) else "put it in quotes"
-                raise ConfigError(where, f"the key {str(key).lower()} is not text", remedy)
+    if isinstance(content, list | tuple):
+        for each in content:
+            _refuse_keys(each, *path)
+    if not isinstance(content, Mapping):
+        return
+    of_points = path[-1:] in (("at",), ("figures",)) or path[-2:-1] in (("grid",), ("figures",))
+    for key, value in content.items():
+        if not isinstance(key, str) and not of_points and not (key is True and path[-1:] == ("tune",)):
+            remedy = _YAML_WORDS if isinstance(key, bool) else "put it in quotes"
+            written = "null" if key is None else str(key).lower()
+            raise ConfigError(".".join(path) or "study", f"the key {written} is not text", remedy)
+        _refuse_keys(value, *path, str(key))
 
 
 def _check_figures(study: StudyFile, whole: StudyFile | None = None) -> None:

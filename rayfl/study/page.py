@@ -267,7 +267,7 @@ def _blocks(results: Results) -> Iterator[Block]:
     """The runs of each seed and point, which have the same clients; those of the first seed first."""
     for seed, point in itertools.product(results.seeds, results.points):
         runs = {run.method: run for run in results.runs if run.seed == seed and run.point == point}
-        place = {"seed": str(seed), **{axis: spoken(axis, name) for axis, name in point.items()}}
+        place = {"seed": str(seed), **point}
         finished = {label: runs[label] for label in results.study.methods if label in runs}
         yield Block(
             place,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -262,38 +261,64 @@ def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
     axes = {axis: list(at) for axis, at in study.axes.items()}
     statements = []
     for published in study.expected:
-        statements += [
-            (claim, claim_rules.parse(claim.claim, study.methods, axes))
-            for claim in _figure_claims(study, published)
-        ]
+        for claim in _figure_claims(study, published):
+            statement = claim_rules.parse(claim.claim, study.methods, axes)
+            _refuse_foregone(study, claim, statement)
+            statements.append((claim, statement))
+    seen: list[object] = []
     for claim in study.claims:
         named = [_check_at(claim, axis, point, axes) for axis, point in claim.at.items()]
         for axis in named:
             if named.count(axis) > 1:
                 raise ConfigError(f"claims: {claim.claim!r}: at", f"names {axis} twice", "leave one out")
         statement = claim_rules.parse(claim.claim, study.methods, axes)
-        if any((claim.claim, claim.at) == (other.claim, other.at) for other, _ in statements):
+        whole = (replace(statement, text=""), _at(claim, axes), claim.source, claim.protocol)
+        if whole in seen:
             raise ConfigError(f"claims: {claim.claim!r}", "is given twice", "leave one out")
-        _refuse_foregone(statement)
+        seen.append(whole)
+        _refuse_foregone(study, claim, statement)
         statements.append((claim, statement))
     return statements
 
 
-def _refuse_foregone(statement: Statement) -> None:
-    """Refuse a claim about percentages on which no run has any influence.
+def _at(claim: Claim, axes: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The points at which a claim must hold, by axis; they have been checked."""
+    at = {}
+    for name, point in claim.at.items():
+        axis = claim_rules.axis_of(name, axes, ConfigError)
+        at[axis] = claim_rules.point_of(axis, shown(point), axes, ConfigError)
+    return at
+
+
+def _refuse_foregone(study: StudyFile, claim: Claim, statement: Statement) -> None:
+    """Refuse a claim on which no run has any influence: it can never hold at some point of the grid, or it
+    holds at all.
 
     Raises:
         ConfigError
     """
-    if not all(map(is_percentage, statement.columns)):
-        return
-    ends = [(min(0.0, 100 * term.factor), max(0.0, 100 * term.factor)) for term in statement.terms]
-    low, high = (math.fsum(each) for each in zip(*ends, strict=True))
-    foregone = claim_rules.verdict_of(statement, low, high)
-    if foregone != "undecided":
-        what = "holds whatever the runs give" if foregone == "holds" else "can never hold"
-        left = f"its percentages add up to between {low:g} and {high:g}"
-        raise ConfigError(f"claims: {statement.text!r}", what, left)
+    percentages = all(map(is_percentage, statement.columns))
+    at, verdicts = _at(claim, {axis: list(names) for axis, names in study.axes.items()}), set[str]()
+    for point in points(study):
+        if any(point[axis] != name for axis, name in at.items()):
+            continue
+        terms = claim_rules.summed(statement.terms, point)
+        if terms and not percentages:
+            return
+        low = sum(min(0.0, 100 * term.factor) for term in terms)
+        high = sum(max(0.0, 100 * term.factor) for term in terms)
+        verdicts.add(claim_rules.verdict_of(statement, low, high))
+        if "fails" in verdicts:
+            where = f"claims: {statement.text!r}" + (f" at {place_of(point)}" if not terms else "")
+            raise ConfigError(where, "can never hold", _between(low, high))
+    if verdicts == {"holds"}:
+        raise ConfigError(f"claims: {statement.text!r}", "holds whatever the runs give", _between(low, high))
+
+
+def _between(low: float, high: float) -> str:
+    if low == high:
+        return "its numbers cancel out"
+    return f"its percentages add up to between {low:g} and {high:g}"
 
 
 def _check_at(claim: Claim, axis: str, point: Any, axes: Mapping[str, Sequence[str]]) -> str:
@@ -329,13 +354,7 @@ def judge(prepared: Prepared, results: Results) -> list[Judgement]:
     judgements = []
     for claim, statement in prepared.statements:
         fixed = set.intersection(*(set(term.at) for term in statement.terms))
-        fail = ConfigError  # checked before
-        at = {
-            claim_rules.axis_of(a, axes, fail): claim_rules.point_of(
-                claim_rules.axis_of(a, axes, fail), shown(p), axes, fail
-            )
-            for a, p in claim.at.items()
-        }
+        at = _at(claim, axes)
         judged = set()
         for point in points(prepared.study):
             if any(point[axis] != name for axis, name in at.items()):

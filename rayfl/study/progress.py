@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import math
 import sys
 import threading
 import time
@@ -113,7 +114,7 @@ class Notebook:
     def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
         self._lines: list[str] = []
-        self._bar = ""
+        self._bar, self._what, self._total = "", "rounds", 1
 
     def line(self, text: str) -> None:
         """Show a line until others follow."""
@@ -128,10 +129,8 @@ class Notebook:
     def advance(self, done: int, text: str, left: float | None) -> None:
         """Show how far the bar is."""
         parts = [text, f"{done:,} of {self._total:,} {self._what}", left and f"ETA {duration(left)}"]
-        self._bar = (
-            f'<progress value="{done}" max="{self._total}" style="width: 24em"></progress> '
-            f"{html.escape(' · '.join(part for part in parts if part))}<br>"
-        )
+        said = html.escape(" · ".join(part for part in parts if part))
+        self._bar = f"{notebook.bar(done, self._total)} {said}<br>"
         self._draw()
 
     def end(self) -> None:
@@ -168,10 +167,10 @@ class StudyDisplay:
     def __init__(self, screen: Screen, clock: Callable[[], float] = time.monotonic) -> None:
         self.screen, self._clock = screen, clock
         self.watch = Watch(
-            self._begin,
-            self._report_outcome,
-            self._report_lost,
-            self._report_trial,
+            stage=self._begin,
+            done=self._report_outcome,
+            lost=self._report_lost,
+            tried=self._report_trial,
             stoppable=self._remember_how_to_stop,
         )
         self._stage: Stage | None = None
@@ -309,7 +308,8 @@ def _trial_text(trial: Mapping[str, Any]) -> str:
     if trial["state"] == "failed":
         return f"{settings}: failed: {trial.get('error', 'for an unknown reason')}"
     early = ", ended early" if trial["state"] == "ended early" else ""
-    return f"{settings}: {trial['score']:.2f} on validation samples{early}"
+    score = f"{trial['score']:.2f}" if math.isfinite(trial["score"]) else "no result"
+    return f"{settings}: {score} on validation samples{early}"
 
 
 def _result_text(path: Path, chooses: bool) -> str:

@@ -57,8 +57,12 @@ class Work:
                 report({name: float(event.row[name]), "done": 0})
 
         for point, seed in itertools.product(points(self.study), tune.seeds):
-            run = planned(self.study, self.method, point, seed, settings)
-            outcome = carry_out(job_of(run, Path(self.stop), self.execution), watch)
+            try:
+                run = planned(self.study, self.method, point, seed, settings)
+            except ConfigError as error:  # of settings that are valid one by one, but not together
+                outcome = {"state": "failed", "error": str(error)}
+            else:
+                outcome = carry_out(job_of(run, Path(self.stop), self.execution), watch)
             if outcome["state"] != "finished":
                 return {name: -math.inf, "done": 1, "state": outcome["state"], "error": outcome["error"]}
             scores.append(validation(run, tune.metric))
@@ -92,14 +96,14 @@ class SearchOutcome:
 
 
 def first_trials(study: StudyFile) -> list[PlannedRun]:
-    """The runs of one trial of each search that remains, with settings from the space."""
+    """The runs of one trial of each search that remains, with the first values of the space."""
     remaining = [label for label in methods_to_search(study) if remembered(study, label) is None]
     if not remaining:
         return []
     tune = _tune_of(study)
-    low = {name: _examples(values)[0] for name, values in tune.space.items()}
+    first = {name: _examples(values)[0] for name, values in tune.space.items()}
     return [
-        planned(study, label, point, seed, low)
+        planned(study, label, point, seed, first)
         for label in remaining
         for point, seed in itertools.product(points(study), tune.seeds)
     ]

@@ -237,14 +237,19 @@ def check_folder(folder: Path, study: StudyFile) -> None:
 
 
 def check_places(prepared: Prepared, folder: Path, inline: bool, archive: Path | None) -> None:
-    """Refuse files in place of the folders of a study, and a search without Ray.
+    """Refuse folders of a study that cannot be made or written to, and a search without Ray.
 
     Raises:
         ConfigError
     """
     for each in (folder, *{run.config.output.folder for run in prepared.runs}, archive):
-        if each is not None and each.exists() and not each.is_dir():
-            raise ConfigError(str(each), "is a file", "name a folder")
+        if each is None:
+            continue
+        above = next(place for place in (each.absolute(), *each.absolute().parents) if place.exists())
+        if not above.is_dir():
+            raise ConfigError(str(each if above == each.absolute() else above), "is a file", "name a folder")
+        if each != archive:
+            _check_writable(above)
     if inline and searching.first_trials(prepared.study):
         raise ArgumentError("inline", "a search needs Ray", "list the values instead, or use Ray")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,18 +79,52 @@ def test_one_method_has_no_rival(make_run: MakeRun) -> None:
     assert clients_section(None, []) == (None, {})
 
 
-@pytest.mark.parametrize(("most", "kept"), [(6, 6), (4, 4)])
-def test_a_table_of_many_clients_ends(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, most: int, kept: int
-) -> None:
-    """Within a block as well as between two; what would not be shown is not read."""
+@pytest.mark.parametrize("most", [6, 4])
+def test_a_table_of_many_clients_ends(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Within a block as well as between two; what follows is not read."""
     runs = {"FedAvg": run_of(make_run("a")), "PACFL": run_of(make_run("b"))}
+    boxes = boxes_of_clients({name: [run] for name, run in runs.items()})
     monkeypatch.setattr(across, "MOST_ROWS", most)
-    section, data = section_of(*(Block({"seed": seed}, runs) for seed in "012"))
-    assert [len(values) for values in data.values()] == [kept] * len(data)
+
+    def blocks(count: int) -> Iterator[Block]:
+        for seed in range(count):
+            yield Block({"seed": str(seed)}, runs)
+        raise AssertionError
+
+    section, data = clients_section(boxes, blocks(2))
+    assert [len(values) for values in data.values()] == [most] * len(data)
+    assert section is not None
     assert f"the first {most} clients only" in section.note
-    monkeypatch.setattr(across, "MOST_ROWS", 12)
-    assert "only" not in section_of(*(Block({"seed": seed}, runs) for seed in "012"))[0].note
+    monkeypatch.setattr(across, "MOST_ROWS", 8)
+    full = [Block({"seed": seed}, runs) for seed in "01"]
+    for last in ([], [Block({"seed": "2"}, {})]):  # a seed of which nothing is finished
+        section, _ = clients_section(boxes, [*full, *last])
+        assert section is not None
+        assert "only" not in section.note
+
+
+def test_methods_beyond_the_table_are_told(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {name: run_of(make_run(name)) for name in "abc"}
+    monkeypatch.setattr(across, "MOST_METHODS", 2)
+    section, _ = section_of(Block({"seed": "0"}, runs))
+    assert headings(section)[-2:] == ["a", "b"]
+    assert "the first 2 methods only" in section.note
+
+
+@pytest.mark.parametrize("empty", [None, math.inf], ids=["not tested", "infinite"])
+def test_a_method_without_results_is_no_column(make_run: MakeRun, empty: float | None) -> None:
+    """One that was stopped before its first test, or whose error is infinite."""
+    runs = {}
+    for name, values in (("a", [0.5, 1.5, 2.5, 3.5]), ("b", empty), ("c", [1.0, 1, 1, 2])):
+        folder = make_run(name)
+        (folder / "config.yaml").write_text((folder / "config.yaml").read_text() + "loss: {name: mse}\n")
+        runs[name] = run_of(folder, accuracy_last=None, rmse_last=values)
+    section, data = section_of(Block({"seed": "0"}, runs))
+    assert headings(section)[-2:] == ["a", "c"]
+    assert [c.label for c in section.charts[1].selectors[0].choices] == ["a", "c"]
+    assert not any(math.isinf(v) for values in data.values() for v in values if isinstance(v, float))
+    del runs["c"]
+    assert section_of(Block({"seed": "0"}, runs))[0].tables == ()
 
 
 def test_a_regression(make_run: MakeRun) -> None:

@@ -551,6 +551,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(sizes={"s": {"methods": {"FedAvg": {2: 1}}}}), "sizes.s.methods.FedAvg: the key 2 is not text"),
     ({**changed(), True: 3}, "study: the key true is not text; YAML reads on, yes, off and no as"),
     (changed(grid={3: [1, 2]}), "grid: the key 3 is not text"),
+    (changed(sizes={"s": {True: 1}}), "sizes.s: the key true is not text; YAML reads on"),
+    (changed(settings={"training": {None: 4}}), "settings.training: the key null is not text"),
+    (changed(grid={"a": {"x": {3: 4}}}, report={}, claims=[]), "grid.a.x: the key 3 is not text"),
     (changed(name=False), "name: got false; expected text; YAML reads on"),
     (
         changed(claims=["FedAvg.accuracy_mean > 100"], report={}),
@@ -561,8 +564,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "holds whatever the runs give; its percentages add up to between -50 and 100",
     ),
     (
-        changed(claims=["FedAvg.accuracy_mean > 10", "FedAvg.accuracy_mean > 10"], report={}),
-        "claims: 'FedAvg.accuracy_mean > 10': is given twice; leave one out",
+        changed(claims=["FedAvg.accuracy_mean > 10", "FedAvg.accuracy_mean   > 1e1"], report={}),
+        "claims: 'FedAvg.accuracy_mean   > 1e1': is given twice; leave one out",
+    ),
+    (
+        changed(claims=[], expected=[{"source": "p", "figures": {"FedAvg": 70}, "within": 200}]),
+        "holds whatever the runs give",
+    ),
+    (
+        changed(claims=["FedAvg[lr=0.1].ari > FedAvg.ari"]),
+        "FedAvg[lr=0.1].ari > FedAvg.ari' at training.lr=0.1: can never hold; its numbers cancel out",
     ),
     (changed(name=...), "name: missing"),
     (changed(name="a/b"), "name: 'a/b' cannot be the name of a folder; expected at most 80"),
@@ -570,7 +581,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(nmae=1), "nmae: no such setting"),
     (changed(methods=...), "methods: missing"),
     (changed(methods={}), "methods: there are none; expected labels with settings"),
-    (changed(methods={3: {"algorithm": "fedavg"}}), "methods: the label 3 is not text; put it in quotes"),
+    (changed(methods={3: {"algorithm": "fedavg"}}), "methods: the key 3 is not text; put it in quotes"),
     (changed(methods={"A": "fedavg"}), "methods: expected settings, such as A: {algorithm: fedavg}"),
     (changed(methods__FedAvg=[1]), "methods.FedAvg: got [1]; expected a section"),
     (changed(sizes={"smoke": {"setings": {}}}), "sizes.smoke.setings: no such setting in sizes.smoke; did"),
@@ -691,7 +702,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         changed(sizes={"s": {"expected": [{"source": "x", "figures": {"Z": 1}}]}}),
         "sizes.s: expected: no method 'Z'",
     ),
-    (changed(methods={False: {}}), "a label is yes, no, on or off, which is False in YAML; put it in quotes"),
+    (
+        changed(methods={False: {}}),
+        "methods: the key false is not text; YAML reads on, yes, off and no as true and false",
+    ),
     (changed(tune={"training.momentum": [0.1], "settings": {"data": "mnist"}}), "the data are those of the"),
     (changed(tune={"training.momentum": [0.1, 0.2], "samples": 5}), "samples: has no effect"),
     (changed(tune={"output.report": [True, False]}), "tune: its settings change no run of any method"),
@@ -905,6 +919,23 @@ def test_losses_determine_what_a_table_may_name(tmp_path: Path) -> None:
             ConfigError, match=f"no run measures {column}, since the loss is mse; such as rmse"
         ):
             prepare(take(given, tmp_path), check_data=False)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"claims": [{"claim": "FedAvg.accuracy_mean > 10", "source": source} for source in "AB"]},
+        {"claims": "FedAvg.accuracy_mean > 10"},
+        {"claims": {"claim": "FedAvg.accuracy_mean > 10", "source": "A"}},
+        {"claims": [], "sizes": {"s": {"claims": "FedAvg.accuracy_mean > 10"}}},
+        {"claims": ["FedAvg.accuracy_mean ~ 77.3 +- 3"]},  # also an expected figure
+        {"claims": ["FedAvg[lr=0.1].ari >= FedAvg.ari"]},  # as good as anywhere
+        {"claims": [], "grid": {"training.lr": {0.1: {"training.lr": 0.1}, 1: {"training.lr": 1}}}},
+    ],
+)
+def test_what_looks_like_a_mistake_but_is_none(values: dict[str, Any], tmp_path: Path) -> None:
+    values = {**changed(report={}), **values}
+    assert prepare(take(values, tmp_path), check_data=False).runs
 
 
 @pytest.mark.parametrize(("values", "text"), BAD, ids=[text for _, text in BAD])

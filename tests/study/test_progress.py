@@ -137,7 +137,7 @@ def test_every_trial_of_a_search_is_a_line(monkeypatch: pytest.MonkeyPatch) -> N
     shown.display.watch.stage(Stage("settings of A, 4 drawn", [], Allocation(2, 0), True, 4))
     for now, tried in (
         (10.0, trial(0.0123456, 81.2)),
-        (12.0, trial(1.0, 12.0, "ended early")),
+        (12.0, trial(1.0, -math.inf, "ended early")),
         (15.0, trial(9.0, -math.inf, "failed", error="training diverged")),
         (16.0, trial(2.0, -math.inf, "stopped")),
     ):
@@ -146,7 +146,8 @@ def test_every_trial_of_a_search_is_a_line(monkeypatch: pytest.MonkeyPatch) -> N
     assert shown.lines() == [
         "settings of A, 4 drawn, 2 at a time",
         "1/4  training.lr=0.01235, training.epochs=2: 81.20 on validation samples; about 30.0 s left",
-        "2/4  training.lr=1, training.epochs=2: 12.00 on validation samples, ended early; about 12.0 s left",
+        "2/4  training.lr=1, training.epochs=2: no result on validation samples, ended early; "
+        "about 12.0 s left",
         "3/4  training.lr=9, training.epochs=2: failed: training diverged; about 5.0 s left",
     ]
 
