@@ -61,3 +61,42 @@ def test_the_clients_of_a_regression(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert section is not None
     assert section.charts[0].option["dataset"][0]["source"]["median"] == [2]
     assert section.charts[0].option["xAxis"]["name"] == "last root mean squared error of the client"
+
+
+def test_clients_and_maps_are_those_of_the_first_finished_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two seeds at two points, of which PACFL has not finished the very first."""
+    points = [{"partition.alpha": "0.1"}, {"partition.alpha": "1"}]
+    runs = [
+        SimpleNamespace(method=label, seed=seed, point=point)
+        for seed in (0, 1)
+        for point in points
+        for label in ("FedAvg", "PACFL")
+    ]
+    results: Any = SimpleNamespace(
+        study=SimpleNamespace(methods=dict.fromkeys(("FedAvg", "PACFL"))),
+        points=points,
+        seeds=[0, 1],
+        runs=runs,
+    )
+    folders = {id(run): tmp_path / str(i) for i, run in enumerate(runs)}
+    for folder in folders.values():
+        run_of(folder, 2, rmse_last=[1.0, 2.0])
+    monkeypatch.setattr(page, "directory_of", lambda run: folders[id(run)])
+    monkeypatch.setattr(page, "is_finished", lambda run: run is not runs[1])
+    blocks = list(page._blocks(results))
+    assert [block.place for block in blocks] == [
+        {"seed": "0", "partition.alpha": "0.1"},
+        {"seed": "0", "partition.alpha": "1"},
+        {"seed": "1", "partition.alpha": "0.1"},
+        {"seed": "1", "partition.alpha": "1"},
+    ]
+    assert [list(block.runs) for block in blocks] == [["FedAvg"], *[["FedAvg", "PACFL"]] * 3]
+    asked: list[dict[str, RunFiles]] = []
+    monkeypatch.setattr(page, "maps_of_clients", lambda runs: asked.append(runs) or ([], {}))
+    page._maps(results)
+    assert {name: run.path.name for name, run in asked[0].items()} == {
+        "FedAvg, alpha 0.1, seed 0": "0",
+        "PACFL, alpha 1, seed 0": "3",
+    }

@@ -22,7 +22,7 @@ from rayfl.study.estimate import _Cost, estimate_search
 from rayfl.study.file import Tune
 from rayfl.study.preparation import as_chosen
 from rayfl.study.running import Allocation, directory_of
-from rayfl.study.searching import first_trials
+from rayfl.study.searching import Work, first_trials
 from rayfl.study.study import Runner
 
 TUNED: dict[str, Any] = {
@@ -373,6 +373,14 @@ def test_a_dry_run_knows_what_was_searched(tmp_path: Path, searches: list[str]) 
         (kept,) = (tmp_path / "runs" / "searches").iterdir()
         kept.write_text(damaged)
         assert len(first_trials(study)) == 1, damaged
+
+
+def test_settings_that_are_invalid_together_fail_with_their_reason(tmp_path: Path) -> None:
+    study = take({**TUNED, "tune": DRAWN}, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"])
+    work = Work(study, "FedAvg", str(tmp_path / "stop"), {"backend": "inline"})
+    report = work(({"training.lr": -1.0}, lambda numbers: None))
+    assert (report["state"], report["validation_accuracy_mean"]) == ("failed", -math.inf)
+    assert "training.lr" in report["error"]
 
 
 def test_a_search_is_estimated_and_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
