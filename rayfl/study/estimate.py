@@ -249,7 +249,9 @@ def _speed_key(run: PlannedRun) -> str:
 
 
 def _recorded_cost(run: PlannedRun) -> _Cost | None:
-    """The cost of a run that is finished; None if it comes from an archive, which keeps no models."""
+    """The cost of a run that is finished; None if it comes from an archive, which has no models, and perhaps
+    the times of another machine.
+    """
     directory = RunDirectory(directory_of(run))
     if not (directory.path / "checkpoints").is_dir():
         return None

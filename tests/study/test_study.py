@@ -1035,9 +1035,13 @@ def test_runs_that_are_there_say_what_happens_once(tmp_path: Path) -> None:
     directory.write_json("summary.json", {"seconds": 1057.0, "rounds": 2})
     directory.table("rounds.csv", [{"round": 0, "seconds": 1000.0}, {"round": 1, "seconds": 7.0}])
     directory.table("clients.csv", [{"client": 0}], ["client"])
+    restored = estimate(prepared.runs)  # without checkpoints: from an archive, perhaps of another machine
+    assert restored.finished == 1
+    assert restored.how.startswith("an estimate: a round of each method was timed")
+    (directory.path / "checkpoints").mkdir()
     found = estimate(prepared.runs)
-    assert found.finished == 1
     assert found.seconds == pytest.approx(50 + 1000 + 29 * 7)
+    assert found.how == "finished runs"
 
 
 def test_runs_of_another_version_are_told(done: Any, tmp_path: Path) -> None:
