@@ -262,14 +262,12 @@ def page_of(comparison: Comparison) -> Page:
     ]
     count = len(comparison.groups)
     clients, columns = _clients(comparison)
-    maps, tables = maps_of_clients(
-        {
-            f"{group.name}, seed {group.runs[0].setting('seed')}" if len(group.runs) > 1 else group.name: (
-                group.runs[0]
-            )
-            for group in comparison.groups
-        }
-    )
+    first_runs = {}
+    for group in comparison.groups:
+        run = group.runs[0]
+        seed = f", seed {run.setting('seed')}" if len(group.runs) > 1 else ""
+        first_runs[f"{group.name}{seed}"] = run
+    maps, tables = maps_of_clients(first_runs)
     return Page(
         title="Comparison",
         subtitle=f"{counted(len(comparison.files), 'run')}"

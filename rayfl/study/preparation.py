@@ -292,7 +292,7 @@ def _at(claim: Claim, axes: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 def _refuse_foregone(study: StudyFile, claim: Claim, statement: Statement) -> None:
     """Refuse a claim on which no run has any influence: it can never hold at some point of the grid, or it
-    holds at all.
+    holds at every point whatever the runs give.
 
     Raises:
         ConfigError
@@ -304,7 +304,8 @@ def _refuse_foregone(study: StudyFile, claim: Claim, statement: Statement) -> No
             continue
         terms = claim_rules.summed(statement.terms, point)
         if terms and not percentages:
-            return
+            verdicts.add("undecided")
+            continue
         low = sum(min(0.0, 100 * term.factor) for term in terms)
         high = sum(max(0.0, 100 * term.factor) for term in terms)
         verdicts.add(claim_rules.verdict_of(statement, low, high))

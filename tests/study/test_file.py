@@ -575,6 +575,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         changed(claims=["FedAvg[lr=0.1].ari > FedAvg.ari"]),
         "FedAvg[lr=0.1].ari > FedAvg.ari' at training.lr=0.1: can never hold; its numbers cancel out",
     ),
+    (
+        changed(claims=["FedAvg[lr=0.3].ari > FedAvg.ari"]),  # not the first point
+        "FedAvg[lr=0.3].ari > FedAvg.ari' at training.lr=0.3: can never hold; its numbers cancel out",
+    ),
     (changed(name=...), "name: missing"),
     (changed(name="a/b"), "name: 'a/b' cannot be the name of a folder; expected at most 80"),
     (changed(name=""), "name: '' cannot be the name of a folder"),
