@@ -6,7 +6,7 @@ rebuild it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rayfl import plugins
@@ -56,25 +56,49 @@ def _settings_of(thing: object, registry: Registry[Any], where: str) -> dict[str
 
 def bring_classes(section: Section) -> None:
     """Register the class of a part, and the classes of parts within it, as plug-ins."""
-    _bring_class(type(section))
-    for key in type(section).model_fields:
-        value = getattr(section, key)
-        for part in value if isinstance(value, tuple) else (value,):
-            if isinstance(part, Section):
-                bring_classes(part)
+    for each in _classes_in(section):
+        _bring_class(each)
 
 
 def modules_of(section: Section) -> set[str]:
     """The modules of the class of a part, and of the classes of parts within it."""
-    modules = {type(section).__module__}
+    return {each.__module__ for each in _classes_in(section)}
+
+
+def plugins_of(things: Iterable[object]) -> list[str]:
+    """The plug-ins that define the classes of the parts among some objects, or the parts that are classes.
+
+    Raises:
+        ConfigError: if other processes could not import one.
+    """
+    classes: list[type[Section]] = []
+    for thing in things:
+        if isinstance(thing, Section):
+            classes += _classes_in(thing)
+        elif isinstance(thing, type) and issubclass(thing, Section):
+            classes.append(thing)
+    return list(dict.fromkeys(_plugin_of(each) for each in classes if _is_own(each)))
+
+
+def _classes_in(section: Section) -> Iterator[type[Section]]:
+    """The class of a part, and the classes of the parts within it."""
+    yield type(section)
     for key in type(section).model_fields:
         value = getattr(section, key)
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, Section):
-                modules |= modules_of(part)
-    return modules
+                yield from _classes_in(part)
+
+
+def _is_own(part: type[Section]) -> bool:
+    """Whether a class is the user's, and not rayfl's."""
+    return part.__module__.partition(".")[0] != plugins.__name__.partition(".")[0]
+
+
+def _plugin_of(part: type[Section]) -> str:
+    return plugins.target_of(part).rpartition(":")[0]
 
 
 def _bring_class(part: type[Section]) -> None:
-    if part.__module__.partition(".")[0] != plugins.__name__.partition(".")[0]:
-        kinds.bring([plugins.target_of(part).rpartition(":")[0]])
+    if _is_own(part):
+        kinds.bring([_plugin_of(part)])

@@ -194,6 +194,37 @@ def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
     return settings
 
 
+def own_settings(config: Config) -> dict[str, Any]:
+    """The settings of a config's algorithm, and those of other sections that are not its defaults.
+
+    :func:`load` completes them to the same config. Unlike all settings of the config, they leave to other
+    algorithms what depends on the algorithm.
+    """
+    bring_classes(config)
+    settings = config.to_dict()
+    chosen = {"algorithm": settings["algorithm"]}
+    try:
+        own = {**_differing(settings, resolve(chosen).to_dict()), **chosen}
+        return own if resolve(own).to_dict() == settings else settings
+    except ConfigError:  # this algorithm needs other settings as well
+        return settings
+
+
+def _differing(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that differ from the defaults; those of another part are kept whole."""
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        default = defaults.get(key)
+        if value == default:
+            continue
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            name = value.get("name")
+            if name == default.get("name"):
+                value = {**({} if name is None else {"name": name}), **_differing(value, default)}
+        result[key] = value
+    return result
+
+
 def _read_yaml(source: str | Path) -> dict[str, Any]:
     path = Path(os.path.expanduser(source))
     if str(source) not in presets() and not _is_file(path):

@@ -290,8 +290,10 @@ class StudyFile(Section):
 
     name: str = Field(description="name of the folder with its results")
     title: str = Field("", description="a line for the page and the table")
-    base: str = Field(
-        "", description="the preset or config file from which all runs start; default: the default settings"
+    base: str | dict[str, Any] = Field(
+        "",
+        description="from where all runs start: a preset, a config file, or settings; default: the default "
+        "settings",
     )
     plugins: tuple[str, ...] = Field((), description="modules or files with your own parts")
     settings: Settings = Field({}, description="settings of all runs, over the base's")
@@ -762,7 +764,8 @@ def take(
             _check_tuning_seeds(study.tune, seed_update.get("seeds", ()))
     except ValueError as error:
         raise ArgumentError("seeds", str(error)) from None
-    base, plugins = _located(study.base, folder), tuple(_located(each, folder) for each in study.plugins)
+    base = _located(study.base, folder) if isinstance(study.base, str) else study.base
+    plugins = tuple(_located(each, folder) for each in study.plugins)
     named_seeds = "" if seeds is None else f"seeds{seeds}"
     # Where the runs are kept makes no other study
     naming = [text for text in settings if text.split("=")[0].split(".")[0].strip() != "output"]

@@ -19,6 +19,7 @@ from rayfl.report.html import MOST_ROUNDS, ROUNDS, known, line_of, thinned
 from rayfl.report.page import Chart, Choice, Column, Page, Section, Selector, Table, significant
 from rayfl.statistics import LEVEL
 from rayfl.study import tables
+from rayfl.study.file import StudyFile
 from rayfl.study.outcome import Study
 from rayfl.study.plan import PlannedRun, spoken
 from rayfl.study.results import Results, known_numbers, title_of, written
@@ -77,7 +78,7 @@ def page_of(study: Study) -> Page:
         notes.insert(0, ("These runs failed:", failed))
     return Page(
         title=results.study.title or results.study.name,
-        subtitle=" · ".join(filter(None, (results.study.name, Path(results.study.base).name))),
+        subtitle=" · ".join(filter(None, (results.study.name, _base_of(results.study)))),
         facts=facts,
         notes=notes,
         lead=_table_of(tables.main_table(results, tall=True), "results"),
@@ -288,6 +289,11 @@ def _maps(results: Results) -> tuple[list[Section], dict[str, dict[str, list[Any
             seed = [f"seed {first[label].seed}"] if len(results.seeds) > 1 else []
             named[", ".join([label, *at, *seed])] = RunFiles.read(directory_of(first[label]))
     return maps_of_clients(named)
+
+
+def _base_of(study: StudyFile) -> str:
+    """The name of the preset or file from which all runs start; empty if there is none."""
+    return Path(study.base).name if isinstance(study.base, str) else ""
 
 
 def _choices(study: Study) -> Section | None:

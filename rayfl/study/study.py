@@ -22,6 +22,7 @@ from rayfl.rundir import clean
 from rayfl.study import archive as archives
 from rayfl.study import progress, searching, tuning
 from rayfl.study.file import StudyFile, path_of, read, take
+from rayfl.study.objects import plain_content
 from rayfl.study.outcome import Study
 from rayfl.study.plan import PlannedRun, place_of, plan, points
 from rayfl.study.preparation import Prepared, check_clients, check_groups, judge, prepare
@@ -168,7 +169,8 @@ def run_study(
     """Run a study from Python, as ``rayfl study`` does.
 
     Args:
-        source: a study file, its content, or what :func:`rayfl.study.read` returns.
+        source: a study file, its content, or what :func:`rayfl.study.read` returns. In content, the base may
+            be a :class:`~rayfl.config.Config`, and settings may be objects, as for :func:`rayfl.run`.
         folder: for tables and figures; default: ``studies/<name>``.
         inline: run everything in this process, one run after another, without Ray.
         jobs: number of parallel runs; None to choose.
@@ -187,7 +189,7 @@ def run_study(
         raise ArgumentError(option, "no such argument", nearest(option, _Options.__annotations__))
     check_parallel(inline, jobs)
     if isinstance(source, Mapping):
-        study = take(source, Path.cwd(), **options)
+        study = take(plain_content(source), Path.cwd(), **options)
     elif not isinstance(source, StudyFile):
         study = read(source, **options)
     elif options:
