@@ -318,7 +318,7 @@ def _choices(study: Study) -> Section | None:
         for trial in study.tuned
     ]
     metric = title_of(f"validation_{tune.metric}")
-    header = ("method", "at", *names, metric, *(["mean over all points"] if by_mean else []), "")
+    header = ("method", "at", *names, metric, *([f"{metric}, mean over all points"] if by_mean else []), "")
     table = Table.of(header, rows, left=2, caption="settings that were tried", filter=len(rows) > 20)
     return Section("Choice of settings", "On validation samples of the clients.", (), [table])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -186,7 +187,8 @@ def run_study(
         ConfigError, DataError: before anything runs, in one line.
     """
     for option in options.keys() - _Options.__annotations__.keys():
-        raise ArgumentError(option, "no such argument", nearest(option, _Options.__annotations__))
+        arguments = {*inspect.signature(run_study).parameters, *_Options.__annotations__} - {"options"}
+        raise ArgumentError(option, "no such argument", nearest(option, arguments))
     check_parallel(inline, jobs)
     if isinstance(source, Mapping):
         study = take(plain_content(source), Path.cwd(), **options)

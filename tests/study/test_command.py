@@ -186,6 +186,7 @@ def test_a_study_that_was_read_has_its_seeds_and_settings(folder: Path) -> None:
     ("arguments", "text"),
     [
         ({"onyl": ["FedAvg"]}, "onyl: no such argument; did you mean 'only'?"),
+        ({"inlin": True}, "inlin: no such argument; did you mean 'inline'?"),
         ({"jobs": 0}, "jobs: got 0; expected a number of parallel runs"),
         ({"jobs": "2"}, "jobs: got '2'; expected a number of parallel runs"),
         ({"jobs": 2, "inline": True}, "jobs: 2 runs cannot be parallel in this process"),

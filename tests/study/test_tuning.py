@@ -206,8 +206,9 @@ def test_the_page_has_the_mean_by_which_was_chosen(tmp_path: Path) -> None:
     (table,) = section.tables
     columns = {column.title: column.values for column in table.columns}
     assert columns["at"] == ["epochs 1", "epochs 2"] * 2
-    scores = np.array(columns["mean accuracy (%), on validation samples"], float).reshape(2, 2)
-    means = np.array(columns["mean over all points"], float).reshape(2, 2)
+    score = "mean accuracy (%), on validation samples"
+    scores = np.array(columns[score], float).reshape(2, 2)
+    means = np.array(columns[f"{score}, mean over all points"], float).reshape(2, 2)
     np.testing.assert_allclose(means, np.tile(scores.mean(axis=1, keepdims=True), 2), atol=0.011)
 
 
