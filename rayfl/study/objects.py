@@ -41,9 +41,9 @@ def plain_content(content: Mapping[str, Any]) -> dict[str, Any]:
         result["base"] = _plain_settings(base, "base", plugins)
     for place in (*_PLACES, *(("sizes", "*", *place) for place in _PLACES)):
         result = _replaced(result, place, (), plugins)
-    if plugins:
-        own = result.get("plugins", ())
-        result["plugins"] = list(dict.fromkeys([*((own,) if isinstance(own, str) else own), *plugins]))
+    named = result.get("plugins", ())
+    if isinstance(named, list | tuple):  # reading the study refuses anything else
+        result["plugins"] = [*named, *(each for each in dict.fromkeys(plugins) if each not in named)]
     return {key: _simple(value) for key, value in result.items()}
 
 

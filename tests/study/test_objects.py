@@ -113,6 +113,15 @@ def test_a_config_as_the_base(parts: Any) -> None:
     assert resolved(study, "B", {}, 3).clustering == of_pacfl.clustering
 
 
+@pytest.mark.parametrize(
+    ("given", "all_plugins"),
+    [((), ["study_parts"]), (["other", "study_parts"], ["other", "study_parts"]), (3, 3)],
+)
+def test_classes_become_plugins_beside_those_given(parts: Any, given: Any, all_plugins: Any) -> None:
+    content = {"name": "s", "plugins": given, "methods": {"A": {"algorithm": parts.Halved}}}
+    assert plain_content(content)["plugins"] == all_plugins
+
+
 def test_own_settings_make_the_same_config() -> None:
     """Of every preset; and settings of other sections that only its algorithm has by default are left out."""
     for name in presets():
@@ -137,6 +146,7 @@ def test_lists_of_numpy_and_paths() -> None:
     }
     assert plain_content(content) == {
         "name": "s",
+        "plugins": [],
         "base": str(Path("some", "base.yaml")),
         "methods": {"A": {"algorithm": "fedavg", "training.epochs": 2}},
         "grid": {"training.lr": [0.25, 0.5], "partition": {3: {"partition.clients": 3}}},
