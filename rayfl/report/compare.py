@@ -8,11 +8,11 @@ from __future__ import annotations
 import html
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -33,6 +33,9 @@ from rayfl.report.html import (
 from rayfl.report.page import Column, Page, Section, Table, rounded, significant, write
 from rayfl.statistics import LEVEL, Interval, mean_interval
 from rayfl.units import UNKNOWN, counted, duration, number, size, uncertain
+
+if TYPE_CHECKING:
+    from rayfl.report.methods import MethodPlots
 
 _STORAGE_SETTINGS = ("data.root", "data.path")
 """Settings of a dataset that specify where it is stored, not what it is."""
@@ -130,6 +133,13 @@ class Comparison:
                 values = {"mean": interval.mean, "low": bounds[0], "high": bounds[1], "seeds": interval.n}
                 rows.append({"group": group.name, **group.settings, "column": column, **values})
         return pd.DataFrame(rows)
+
+    @property
+    def plot(self) -> MethodPlots:
+        """Figures, a curve or box for each group: ``comparison.plot.accuracy()``."""
+        from rayfl.report.methods import MethodPlots
+
+        return MethodPlots(_Groups(self))
 
     @property
     def seeds(self) -> bool:
@@ -248,6 +258,38 @@ class Comparison:
         files.make(path.parent, parents=True)
         files.write(path.with_suffix(".csv"), self.runs.to_csv(index=False))
         return write(path, page_of(self))
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """The groups of a comparison, as :class:`~rayfl.report.methods.Methods`."""
+
+    comparison: Comparison
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the groups."""
+        return [group.name for group in self.comparison.groups]
+
+    @property
+    def ranked(self) -> bool:
+        """Whether accuracies can be compared."""
+        return not self.comparison.differences
+
+    def rounds(self, name: str) -> Iterator[pd.DataFrame]:
+        """``rounds.csv`` of each run of a group."""
+        return (run.rounds for run in self._group(name).runs)
+
+    def clients(self, name: str) -> Iterator[pd.DataFrame]:
+        """``clients.csv`` of each run of a group."""
+        return (run.clients for run in self._group(name).runs)
+
+    def interval(self, name: str, column: str) -> Interval:
+        """Mean and interval of a number over the runs of a group."""
+        return self._group(name).interval(column)
+
+    def _group(self, name: str) -> Group:
+        return next(group for group in self.comparison.groups if group.name == name)
 
 
 def page_of(comparison: Comparison) -> Page:

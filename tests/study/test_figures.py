@@ -12,16 +12,17 @@ from typing import Any
 import pytest
 
 from rayfl.errors import DiskError
+from rayfl.report import methods
 from rayfl.statistics import Interval
 from rayfl.study import figures
 from rayfl.study.figures import StudyPlots
 
 
-def plots(methods: list[str]) -> StudyPlots:
+def plots(names: list[str]) -> StudyPlots:
     """Figures of methods that have equal numbers."""
     of = {"accuracy_mean": Interval(90.0, -40.0, 220.0, 2)}
     results: Any = SimpleNamespace(
-        study=SimpleNamespace(methods=dict.fromkeys(methods)),
+        study=SimpleNamespace(methods=dict.fromkeys(names)),
         points=[{}],
         interval=lambda label, point, column: of.get(column, Interval(1e6, 1e6, 1e6, 2)),
     )
@@ -35,7 +36,7 @@ def legend_of(figure: Any) -> Any:
 @pytest.mark.parametrize("count", [2, 20])
 def test_every_method_has_a_look_of_its_own_and_a_line_in_the_legend(count: int) -> None:
     figure = plots([f"method {number}" for number in range(count)]).trade_off()
-    looks = {figures._method_style(place) for place in range(count)}
+    looks = {methods._look(place) for place in range(count)}
     assert len(looks) == count
     names = [text.get_text() for text in legend_of(figure).get_texts()]
     assert names == [f"method {number}" for number in range(count)]
@@ -64,7 +65,7 @@ def test_the_pareto_front_is_drawn_and_named_if_there_is_one() -> None:
 
 
 def test_methods_without_a_look_are_named() -> None:
-    figure = plots([f"method {number}" for number in range(figures._MOST_METHODS + 2)]).trade_off()
+    figure = plots([f"method {number}" for number in range(methods.MOST_METHODS + 2)]).trade_off()
     assert figure.axes[0].get_title(loc="left") == "without method 28, method 29"
 
 
@@ -76,18 +77,18 @@ def test_an_axis_of_accuracies_ends_where_they_do() -> None:
 
 def test_a_font_is_found_that_has_the_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Matplotlib draws boxes for letters that the first font lacks, unless others are named."""
-    ours = next(entry for entry in figures.fontManager.ttflist if entry.name == "DejaVu Sans")
+    ours = next(entry for entry in methods.fontManager.ttflist if entry.name == "DejaVu Sans")
     other = SimpleNamespace(name="Micro Hei", style="normal", weight=400, fname="/fonts/hei.ttc")
-    monkeypatch.setattr(figures.fontManager, "ttflist", [other, ours])
+    monkeypatch.setattr(methods.fontManager, "ttflist", [other, ours])
 
     def font(path: str) -> Any:
         known = range(0x4E00, 0x9FFF) if path == other.fname else range(0x20, 0x7F)
         return SimpleNamespace(get_char_index=lambda letter: int(letter in known))
 
-    monkeypatch.setattr(figures, "get_font", font)
-    assert figures._font_settings(["FedAvg"]) == {"font.family": ["DejaVu Sans"]}
-    assert figures._font_settings(["联邦 FedAvg"]) == {"font.family": ["DejaVu Sans", "Micro Hei"]}
-    assert figures._font_settings(["联邦"]) == {"font.family": ["Micro Hei"]}
+    monkeypatch.setattr(methods, "get_font", font)
+    assert methods.font_settings(["FedAvg"]) == {"font.family": ["DejaVu Sans"]}
+    assert methods.font_settings(["联邦 FedAvg"]) == {"font.family": ["DejaVu Sans", "Micro Hei"]}
+    assert methods.font_settings(["联邦"]) == {"font.family": ["Micro Hei"]}
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

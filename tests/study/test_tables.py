@@ -151,11 +151,11 @@ def test_every_point_has_figures_of_its_own(names: list[Any], endings: list[str]
 
 
 def test_labels_are_no_mathematics_in_figures() -> None:
-    figures = importlib.import_module("rayfl.study.figures")
+    methods = importlib.import_module("rayfl.report.methods")
     drawn = pytest.importorskip("matplotlib.figure").Figure()
     axes = drawn.subplots()
-    axes.plot([1], [1], label=figures._escaped(r"$\frac$ and $5"))
-    axes.plot([1], [2], label=figures._escaped("_hidden"))
+    axes.plot([1], [1], label=methods.escaped(r"$\frac$ and $5"))
+    axes.plot([1], [2], label=methods.escaped("_hidden"))
     legend = axes.legend()
     drawn.draw_without_rendering()
     assert len(legend.get_texts()) == 2
@@ -163,9 +163,9 @@ def test_labels_are_no_mathematics_in_figures() -> None:
 
 def test_long_labels_are_broken_into_lines_in_figures() -> None:
     """A label of a hundred characters in one line would leave no room for the axes."""
-    figures = importlib.import_module("rayfl.study.figures")
+    methods = importlib.import_module("rayfl.report.methods")
     label = "a label of many words " * 4
-    lines = figures._escaped(label).splitlines()
+    lines = methods.escaped(label).splitlines()
     assert len(lines) > 2
-    assert max(map(len, lines)) <= figures._LABEL_WIDTH
+    assert max(map(len, lines)) <= methods._LABEL_WIDTH
     assert " ".join(lines) == label.strip()

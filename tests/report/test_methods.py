@@ -1,0 +1,96 @@
+"""Figures of a comparison: a curve or box for each group of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rayfl.errors import RayflError
+from rayfl.report.compare import Comparison
+from rayfl.report.methods import accuracies, averaged
+from rayfl.statistics import mean_interval
+
+MakeRun = Callable[[str], Path]
+
+
+def changed(run: Path, file: str, old: str, new: str) -> Path:
+    text = (run / file).read_text()
+    assert old in text
+    (run / file).write_text(text.replace(old, new))
+    return run
+
+
+@pytest.fixture
+def two_groups(make_run: MakeRun) -> Comparison:
+    """PACFL with two seeds, and one run of IFCA."""
+    second = changed(make_run("second"), "config.yaml", "seed: 3", "seed: 4")
+    changed(second, "rounds.csv", "2,1.0,2,2,1.2,90.0", "2,1.0,2,2,1.2,70.0")
+    other = changed(make_run("other"), "config.yaml", "pacfl", "ifca")
+    changed(other, "clients.csv", "1,10,0,0,99.0", "1,10,0,0,9.0")
+    return Comparison.of([make_run("first"), second, other])
+
+
+def test_curves_are_means_over_seeds_in_a_band(two_groups: Comparison) -> None:
+    axes = two_groups.plot.accuracy().axes[0]
+    pacfl, ifca = axes.lines
+    assert [line.get_label() for line in axes.lines] == [group.name for group in two_groups.groups]
+    assert pacfl.get_xydata().tolist() == [[1, 60], [3, 80], [4, 85]]  # tested in these rounds, from 1
+    assert ifca.get_xydata().tolist() == [[1, 60], [3, 90], [4, 85]]
+    (band,) = axes.collections  # one run has none
+    interval = mean_interval([90.0, 70.0])
+    ys = band.get_paths()[0].vertices[:, 1]
+    assert (ys.min(), ys.max()) == pytest.approx((interval.low, interval.high))
+    sent = two_groups.plot.bytes().axes[0].lines[0].get_xdata()
+    assert np.asarray(sent).tolist() == [0.3, 0.9, 1.2]  # kB, up and down
+
+
+def test_boxes_have_the_clients_of_all_seeds(two_groups: Comparison) -> None:
+    axes = two_groups.plot.clients().axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == [group.name for group in two_groups.groups]
+    ends = sorted(float(y) for line in axes.lines for y in np.atleast_1d(line.get_ydata()))
+    assert (ends[0], ends[-1]) == (9.0, 99.0)
+    pacfl = two_groups.groups[0]
+    assert accuracies(run.clients for run in pacfl.runs).tolist() == [65, 99, 88, 88] * 2
+
+
+def test_the_front_is_not_drawn_through_runs_with_other_data(make_run: MakeRun) -> None:
+    """More accuracy for more bytes: both are on the front, if they can be compared."""
+    better = changed(make_run("better"), "config.yaml", "pacfl", "ifca")
+    changed(better, "rounds.csv", "3,1.5,2,2,1.1,85.0", "3,1.5,2,2,1.1,95.0")
+    changed(better, "communication.csv", "0,client_lps,up,model,1000", "0,client_lps,up,model,9000")
+
+    def fronts() -> int:
+        lines = Comparison.of([make_run("one"), better]).plot.trade_off().axes[0].lines
+        return sum(line.get_label() == "Pareto front" for line in lines)
+
+    assert fronts() == 1
+    (better.parent / "one").rename(better.parent / "former")
+    changed(better, "config.yaml", "clients: 4", "clients: 5")
+    assert fronts() == 0
+
+
+def test_a_figure_without_numbers_is_refused(make_run: MakeRun) -> None:
+    runs = [make_run("one"), make_run("two")]
+    (runs[0] / "rounds.csv").unlink()
+    assert len(Comparison.of(runs).plot.accuracy().axes[0].lines) == 1
+    (runs[1] / "rounds.csv").unlink()
+    with pytest.raises(RayflError, match="no finished run has the numbers for this figure"):
+        Comparison.of(runs).plot.accuracy()
+
+
+def test_averages_of_other_columns() -> None:
+    sent = {"bytes_up": [1, 1], "bytes_down": [2, 2]}
+    frames = [pd.DataFrame({"round": [0, 1], "ari": [0.5, None], **sent}), pd.DataFrame({"round": [0]})]
+    assert averaged(iter(frames), "ari").to_dict("list") == {
+        "round": [1],
+        "bytes": [3.0],
+        "mean": [0.5],
+        "low": [pytest.approx(np.nan, nan_ok=True)],
+        "high": [pytest.approx(np.nan, nan_ok=True)],
+    }
+    assert averaged(iter(frames), "loss_mean").empty
+    assert accuracies(iter(frames)).shape == (0,)
