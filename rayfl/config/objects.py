@@ -20,6 +20,9 @@ from rayfl.settings import Registry, Section, part_name
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings without objects; classes of the user's own become plug-ins.
 
+    Parts and their classes are converted at any depth; networks, datasets, functions and the like only in
+    place of a whole section.
+
     Raises:
         ConfigError: if an object does not fit its setting, or other processes could not create it.
     """
@@ -27,20 +30,36 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         field = Config.model_fields.get(key)
         choices = sections(field.annotation, field.metadata) if field else {}
-        if isinstance(value, Section):
-            bring_classes(value)
-            plain_settings[key] = value.model_dump(mode="json")
-        elif isinstance(choices, Registry) and not isinstance(value, (str, int, float, type(None))):
-            plain_settings[key] = _settings_of(value, choices, key)
-        else:
-            plain_settings[key] = value
+        if isinstance(choices, Registry):
+            value = _of_section(value, choices, key)
+        plain_settings[key] = _without_parts(value)
     return plain_settings
 
 
-def _settings_of(thing: object, registry: Registry[Any], where: str) -> dict[str, Any]:
-    if isinstance(thing, type) and issubclass(thing, registry.base):
-        _bring_class(thing)
-        return {"name": part_name(thing) or thing.__name__}
+def _without_parts(value: Any) -> Any:
+    """A setting, with settings in place of the parts and classes of parts in it."""
+    if isinstance(value, Section):
+        bring_classes(value)
+        return value.model_dump(mode="json")
+    if isinstance(value, type) and issubclass(value, Section):
+        _bring_class(value)
+        return {"name": part_name(value) or value.__name__}
+    if isinstance(value, Mapping):
+        return {key: _without_parts(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_parts(each) for each in value]
+    return value
+
+
+def _of_section(thing: Any, registry: Registry[Any], where: str) -> Any:
+    """What stands for a section: settings in place of a network, dataset, function or the like.
+
+    Raises:
+        ConfigError: if the section cannot be made of it.
+    """
+    is_class = isinstance(thing, type) and issubclass(thing, registry.base)
+    if is_class or isinstance(thing, str | int | float | Section | None):
+        return thing
     try:
         settings = registry.settings_of(thing)
     except DataError as error:
@@ -66,18 +85,27 @@ def modules_of(section: Section) -> set[str]:
 
 
 def plugins_of(things: Iterable[object]) -> list[str]:
-    """The plug-ins that define the classes of the parts among some objects, or the parts that are classes.
+    """The plug-ins that define the classes of the parts in some settings, at any depth.
+
+    Args:
+        things: settings: parts, classes of parts, and whatever contains them.
 
     Raises:
         ConfigError: if other processes could not import one.
     """
-    classes: list[type[Section]] = []
+    return list(dict.fromkeys(_plugin_of(each) for each in _classes_among(things) if _is_own(each)))
+
+
+def _classes_among(things: Iterable[object]) -> Iterator[type[Section]]:
     for thing in things:
         if isinstance(thing, Section):
-            classes += _classes_in(thing)
+            yield from _classes_in(thing)
         elif isinstance(thing, type) and issubclass(thing, Section):
-            classes.append(thing)
-    return list(dict.fromkeys(_plugin_of(each) for each in classes if _is_own(each)))
+            yield thing
+        elif isinstance(thing, Mapping):
+            yield from _classes_among(thing.values())
+        elif isinstance(thing, list | tuple):
+            yield from _classes_among(thing)
 
 
 def _classes_in(section: Section) -> Iterator[type[Section]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -86,7 +87,7 @@ class Comparison:
     Attributes:
         files: the runs that were read, in the order given.
         runs: one row per run, with the columns of :meth:`rayfl.report.files.RunFiles.headline`; ``run`` is
-            the directory's name, with its parent's where two are equal.
+            the directory's name, with those of its parents where two are equal.
         groups: runs that differ only in the seed.
         differences: why accuracies of these runs cannot be compared, one line for each difference in dataset,
             partition, events or seeds, with the runs that have each value; empty if all groups have the same
@@ -272,7 +273,7 @@ class _Groups:
         return [group.name for group in self.comparison.groups]
 
     @property
-    def ranked(self) -> bool:
+    def comparable(self) -> bool:
         """Whether accuracies can be compared."""
         return not self.comparison.differences
 
@@ -344,11 +345,31 @@ def _results_first(table: Table, naming: int) -> Table:
 
 def _frame(runs: Sequence[RunFiles]) -> pd.DataFrame:
     rows = [run.headline() for run in runs]
-    names = [row["run"] for row in rows]
-    for run, row in zip(runs, rows, strict=True):
-        if names.count(row["run"]) > 1:
-            row["run"] = f"{run.path.resolve().parent.name}/{row['run']}"
+    for name, row in zip(_different_names([run.path for run in runs]), rows, strict=True):
+        row["run"] = name
     return pd.DataFrame(rows, dtype=object) if rows else pd.DataFrame(columns=["run"])
+
+
+def _different_names(paths: Sequence[Path]) -> list[str]:
+    """The names of run directories, with as many parents as tell them apart.
+
+    A directory that is given again has a number.
+    """
+    resolved = [path.resolve() for path in paths]
+    names = [path.name for path in resolved]
+    for depth in range(2, 1 + max((len(path.parts) for path in resolved), default=0)):
+        directories = {*zip(names, resolved, strict=True)}
+        again = {name for name, times in Counter(name for name, _ in directories).items() if times > 1}
+        names = [
+            Path(*path.parts[-depth:]).as_posix() if name in again else name
+            for name, path in zip(names, resolved, strict=True)
+        ]
+    seen: Counter[str] = Counter()
+    for place, name in enumerate(names):
+        seen[name] += 1
+        if seen[name] > 1:
+            names[place] = f"{name} ({seen[name]})"
+    return names
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -7,7 +7,7 @@ are more methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from textwrap import fill
 from typing import Any, Protocol
@@ -61,12 +61,12 @@ class Methods(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the methods, in the order in which they are drawn."""
+        """The names of the methods, all different, in the order in which they are drawn."""
         ...
 
     @property
-    def ranked(self) -> bool:
-        """Whether all methods have the same clients with the same data."""
+    def comparable(self) -> bool:
+        """Whether all methods have the same clients with the same data, so that more accuracy is better."""
         ...
 
     def rounds(self, name: str) -> Iterator[pd.DataFrame]:
@@ -85,10 +85,10 @@ class Methods(Protocol):
 class MethodPlots:
     """Matplotlib figures of methods: ``comparison.plot.accuracy().savefig("accuracy.pdf")``.
 
-    Each raises :class:`~rayfl.errors.RayflError` where no finished run has the numbers.
+    Each raises :class:`~rayfl.errors.RayflError` where no run has the numbers.
 
     Args:
-        methods: and their numbers.
+        methods: what is drawn.
     """
 
     def __init__(self, methods: Methods) -> None:
@@ -107,7 +107,7 @@ class MethodPlots:
         return self._figure(_draw_clients, room_for_all=True)
 
     def trade_off(self) -> Picture:
-        """Accuracy against bytes sent, with the Pareto front."""
+        """Accuracy against bytes sent; with the Pareto front, if the methods are comparable."""
         return self._figure(_draw_trade_off)
 
     def _figure(self, draw: Callable[[Any, Methods], bool], room_for_all: bool = False) -> Picture:
@@ -129,29 +129,31 @@ class MethodPlots:
 # --- numbers --------------------------------------------------------------------------------------------
 
 
-def averaged(frames: Iterator[pd.DataFrame], column: str = "accuracy_mean") -> pd.DataFrame:
-    """The mean of a column of ``rounds.csv`` over the runs that have it, with its interval.
+def averaged(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """The mean accuracy of ``rounds.csv`` over the runs that tested in a round, with its interval.
 
     Returns:
         ``round`` (from 1), ``bytes`` (sent so far, up and down, mean over the runs), ``mean``, ``low``,
-        ``high``; the bounds are empty where there is one run. Empty if no run has the column.
+        ``high``; the bounds are empty where there is one run. Empty if no run has the columns.
     """
-    tables = []
+    tables, needed = [], ["round", "accuracy_mean", "bytes_up", "bytes_down"]
     for frame in frames:
-        if {"round", column, "bytes_up", "bytes_down"} <= set(frame.columns):
-            sent = (frame["bytes_up"] + frame["bytes_down"]).cumsum()
-            tables.append(frame.assign(sent=sent).loc[frame[column].notna(), ["round", "sent", column]])
+        if set(needed) <= set(frame.columns):
+            table = frame[needed].apply(pd.to_numeric, errors="coerce")
+            table["sent"] = (table["bytes_up"] + table["bytes_down"]).cumsum()
+            tables.append(table.dropna(subset=["round", "accuracy_mean"]))
     rows = []
     for number, group in pd.concat(tables).groupby("round") if tables else ():
-        interval = mean_interval(group[column])
+        interval = mean_interval(group["accuracy_mean"])
         bounds = (interval.low, interval.high) if interval.bounded else (np.nan, np.nan)
-        rows.append((1 + int(str(number)), float(group["sent"].mean()), interval.mean, *bounds))
+        rows.append((1 + int(float(str(number))), float(group["sent"].mean()), interval.mean, *bounds))
     return pd.DataFrame(rows, columns=["round", "bytes", "mean", "low", "high"])
 
 
-def accuracies(frames: Iterator[pd.DataFrame]) -> NDArray[np.float64]:
+def accuracies(frames: Iterable[pd.DataFrame]) -> NDArray[np.float64]:
     """The last accuracies of the clients of all runs in percent ``(n,)``."""
-    tested = [frame["accuracy_last"].dropna().to_numpy() for frame in frames if "accuracy_last" in frame]
+    given = [frame["accuracy_last"] for frame in frames if "accuracy_last" in frame]
+    tested = [pd.to_numeric(each, errors="coerce").dropna().to_numpy(np.float64) for each in given]
     return np.concatenate([np.empty(0), *tested])
 
 
@@ -166,7 +168,12 @@ def _draw_curves(axes: Any, methods: Methods, over: str) -> bool:
     if over == "bytes" and curves:
         unit, scale = byte_unit(max(frame["bytes"].max() for frame in curves.values()))
     for name, frame in curves.items():
-        (color, dashes, _), x = _look(names.index(name)), frame[over] / scale
+        (color, dashes, marker), x = _look(names.index(name)), frame[over] / scale
+        if len(frame) == 1:  # no line can be drawn through one point
+            error = (frame["high"] - frame["low"]) / 2 if frame["low"].notna().any() else None
+            point = {"fmt": marker, "markersize": 4, "color": color, "label": escaped(name)}
+            axes.errorbar(x, frame["mean"], error, **point)
+            continue
         axes.plot(x, frame["mean"], label=escaped(name), linewidth=1.2, color=color, linestyle=dashes)
         if frame["low"].notna().any():
             axes.fill_between(x, frame["low"], frame["high"], color=color, alpha=0.15, linewidth=0)
@@ -220,7 +227,7 @@ def _draw_trade_off(axes: Any, methods: Methods) -> bool:
         label = escaped(name)
         axes.errorbar(sent / scale, accuracy.mean, error, fmt=marker, markersize=4, color=color, label=label)
     front = pareto_front([(sent / scale, accuracy.mean) for sent, accuracy in places.values()])
-    if len(front) > 1 and methods.ranked:
+    if len(front) > 1 and methods.comparable:
         style: dict[str, Any] = {"color": LIGHT.quiet, "linewidth": 0.8, "linestyle": "--", "zorder": 0}
         axes.step(*zip(*front, strict=True), where="post", label="Pareto front", **style)
     axes.set_xlabel(f"sent up and down ({unit})")

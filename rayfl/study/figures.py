@@ -127,7 +127,7 @@ class MethodsAt:
         return list(self.results.study.methods)
 
     @property
-    def ranked(self) -> bool:
+    def comparable(self) -> bool:
         """All methods have the same clients."""
         return True
 

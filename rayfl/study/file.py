@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from rayfl.config.mistakes import explain
-from rayfl.config.reading import names_first, parse_overrides, refuse_replaced
+from rayfl.config.reading import names_first, parse_overrides, refuse_replaced, with_overrides
 from rayfl.config.schema import EXCLUDED
 from rayfl.config.text import NOT_YAML, as_value, parse, problem_of
 from rayfl.errors import ArgumentError, ConfigError, nearest, type_of
@@ -320,6 +320,17 @@ class StudyFile(Section):
     _size_name: str = PrivateAttr("")
     _of_size: dict[str, Settings] = PrivateAttr(default_factory=dict)
     _source: Path | None = PrivateAttr(None)
+
+    @field_validator("base")
+    @classmethod
+    def _nest_base(cls, base: str | dict[str, Any]) -> str | dict[str, Any]:
+        """Settings may be dotted, as everywhere in a study; refuse what no file could contain."""
+        if isinstance(base, str):
+            return base
+        try:
+            return with_overrides({}, overrides_of(base))
+        except ConfigError as error:
+            raise ConfigError(f"base: {error.where}", error.what, error.remedy) from None
 
     @field_validator("seeds", mode="before")
     @classmethod
@@ -764,7 +775,7 @@ def take(
             _check_tuning_seeds(study.tune, seed_update.get("seeds", ()))
     except ValueError as error:
         raise ArgumentError("seeds", str(error)) from None
-    base = _located(study.base, folder) if isinstance(study.base, str) else study.base
+    base = _located_base(study.base, folder)
     plugins = tuple(_located(each, folder) for each in study.plugins)
     named_seeds = "" if seeds is None else f"seeds{seeds}"
     # Where the runs are kept makes no other study
@@ -1029,3 +1040,13 @@ def _located(name: str, folder: Path) -> str:
     """The path of a file next to the study file; if there is none, the name of a preset, module or file."""
     neighbour = folder / os.path.expanduser(name)
     return str(neighbour.absolute()) if name and neighbour.is_file() else name
+
+
+def _located_base(base: str | dict[str, Any], folder: Path) -> str | dict[str, Any]:
+    """The base; it, or the plug-ins in its settings, may be files next to the study file."""
+    if isinstance(base, str):
+        return _located(base, folder)
+    named = base.get("plugins")
+    if not isinstance(named, list):
+        return base
+    return {**base, "plugins": [_located(each, folder) if isinstance(each, str) else each for each in named]}

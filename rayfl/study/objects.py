@@ -16,8 +16,9 @@ from rayfl.config.objects import plain, plugins_of
 from rayfl.config.reading import own_settings
 from rayfl.config.schema import Config
 from rayfl.errors import ConfigError
+from rayfl.settings import Section
 
-_PLACES = (("settings",), ("methods", "*"), ("grid", "*", "*"))
+_PLACES = (("settings",), ("methods", "*"), ("grid", "*", "*"), ("tune", "settings"))
 """Where a study, or a size of it, has settings; ``*`` is any name."""
 
 
@@ -33,12 +34,8 @@ def plain_content(content: Mapping[str, Any]) -> dict[str, Any]:
     """
     plugins: list[str] = []
     result = dict(content)
-    base = result.get("base")
-    if isinstance(base, Config):
-        result["base"] = own_settings(base)
-        plugins += plugins_of([base])
-    elif isinstance(base, Mapping):
-        result["base"] = _plain_settings(base, "base", plugins)
+    if "base" in result:
+        result["base"] = _plain_base(result["base"], plugins)
     for place in (*_PLACES, *(("sizes", "*", *place) for place in _PLACES)):
         result = _replaced(result, place, (), plugins)
     named = result.get("plugins", ())
@@ -47,11 +44,20 @@ def plain_content(content: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _simple(value) for key, value in result.items()}
 
 
+def _plain_base(base: Any, plugins: list[str]) -> Any:
+    if isinstance(base, Config):
+        plugins += plugins_of([base])
+        return own_settings(base)
+    _refuse_section(base, "base", "a preset, a file, settings or a rayfl.Config")
+    return _converted(base, "base", plugins) if isinstance(base, Mapping) else base
+
+
 def _replaced(node: Any, place: tuple[str, ...], path: tuple[str, ...], plugins: list[str]) -> Any:
     """A copy of a part of the content, without objects in the settings at ``place``.
 
     What has another form than a study file is left as it is: reading the study refuses it.
     """
+    _refuse_section(node, ".".join(path), "settings; only the base may be a rayfl.Config")
     if not isinstance(node, Mapping):
         return node
     if not place:
@@ -63,12 +69,33 @@ def _replaced(node: Any, place: tuple[str, ...], path: tuple[str, ...], plugins:
 
 
 def _plain_settings(settings: Mapping[str, Any], where: str, plugins: list[str]) -> dict[str, Any]:
+    """Settings without objects.
+
+    A network, dataset or the like replaces all that the base or other settings say of its section: its own
+    settings follow an empty section. A part has all settings of its section anyway, and a class is a name.
+    """
+    converted = _converted(settings, where, plugins)
+    emptied: dict[str, Any] = {}
+    for key, value in converted.items():
+        given = settings[key]
+        is_part = isinstance(given, Section) or (isinstance(given, type) and issubclass(given, Section))
+        if isinstance(value, Mapping) and not (isinstance(given, Mapping) or is_part):
+            emptied |= {key: {}, **{f"{key}.{name}": each for name, each in value.items()}}
+    return {**emptied, **{key: value for key, value in converted.items() if key not in emptied}}
+
+
+def _converted(settings: Mapping[str, Any], where: str, plugins: list[str]) -> dict[str, Any]:
     try:
         result = plain(settings)
         plugins += plugins_of(settings.values())
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.where}", error.what, error.remedy) from None
     return result
+
+
+def _refuse_section(node: Any, where: str, expected: str) -> None:
+    if isinstance(node, Section):
+        raise ConfigError(where, f"got {type(node).__name__}(...)", f"expected {expected}")
 
 
 def _simple(value: Any) -> Any:

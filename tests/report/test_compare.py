@@ -34,6 +34,11 @@ def test_one_row_a_run_in_the_order_given(make_run: MakeRun):
 def test_equal_names_are_told_apart(make_run: MakeRun):
     table = Comparison.of([make_run("x/seed-0"), make_run("y/seed-0"), make_run("y/seed-1")]).runs
     assert table["run"].tolist() == ["x/seed-0", "y/seed-0", "seed-1"]
+    runs = [make_run("before/runs/r"), make_run("after/runs/r"), make_run("z/r")]
+    comparison = Comparison.of([*runs, runs[2]])
+    names = ["before/runs/r", "after/runs/r", "z/r", "z/r (2)"]
+    assert comparison.runs["run"].tolist() == names
+    assert [group.name for group in comparison.groups] == names
 
 
 def test_the_page_and_its_table(make_run: MakeRun, tmp_path: Path):

@@ -82,15 +82,22 @@ def test_a_figure_without_numbers_is_refused(make_run: MakeRun) -> None:
         Comparison.of(runs).plot.accuracy()
 
 
-def test_averages_of_other_columns() -> None:
-    sent = {"bytes_up": [1, 1], "bytes_down": [2, 2]}
-    frames = [pd.DataFrame({"round": [0, 1], "ari": [0.5, None], **sent}), pd.DataFrame({"round": [0]})]
-    assert averaged(iter(frames), "ari").to_dict("list") == {
-        "round": [1],
-        "bytes": [3.0],
-        "mean": [0.5],
-        "low": [pytest.approx(np.nan, nan_ok=True)],
-        "high": [pytest.approx(np.nan, nan_ok=True)],
-    }
-    assert averaged(iter(frames), "loss_mean").empty
-    assert accuracies(iter(frames)).shape == (0,)
+def test_a_single_test_is_a_point(make_run: MakeRun) -> None:
+    runs = [make_run("one"), changed(make_run("two"), "config.yaml", "seed: 3", "seed: 4")]
+    for run in runs:
+        (run / "rounds.csv").write_text("\n".join((run / "rounds.csv").read_text().splitlines()[:2]))
+    changed(runs[1], "rounds.csv", "60.0", "50.0")
+    axes = Comparison.of(runs).plot.accuracy().axes[0]
+    (container,) = axes.containers
+    assert container.lines[0].get_xydata().tolist() == [[1, 55]]
+    assert container.has_yerr
+
+
+def test_text_in_place_of_numbers_is_left_out() -> None:
+    rounds = pd.DataFrame({"round": [0, 1], "accuracy_mean": ["x", 2.5], "bytes_up": 1, "bytes_down": 2})
+    frame = averaged([rounds, pd.DataFrame({"round": [0]})])
+    assert frame[["round", "bytes", "mean"]].to_numpy().tolist() == [[2, 6.0, 2.5]]
+    assert frame[["low", "high"]].isna().all(axis=None)
+    clients = pd.DataFrame({"accuracy_last": ["x", "2.5", None]})
+    assert accuracies([clients, pd.DataFrame({"client": [0]})]).tolist() == [2.5]
+    assert accuracies([]).shape == (0,)

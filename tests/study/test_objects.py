@@ -11,10 +11,12 @@ import pytest
 
 import rayfl
 from rayfl.config.reading import load, own_settings, presets
+from rayfl.config.text import dump
+from rayfl.data.events import Leave
 from rayfl.errors import ConfigError, RayflError
-from rayfl.study.file import read, take
+from rayfl.study.file import StudyFile, read, take
 from rayfl.study.objects import plain_content
-from rayfl.study.plan import plan, resolved
+from rayfl.study.plan import plan, points, resolved, tuned_names
 
 PARTS = """
 from typing import Literal
@@ -23,6 +25,7 @@ import numpy as np
 from torch import nn
 
 from rayfl.algorithms.fedavg import FedAvg
+from rayfl.clustering.config import SIGNATURES
 
 
 class Halved(FedAvg):
@@ -32,11 +35,17 @@ class Halved(FedAvg):
     rate: float = 0.5
 
 
+class Centres(SIGNATURES["centroids"]):
+    '''Centroids under another name.'''
+
+    name: Literal["centres"] = "centres"
+
+
 class Net(nn.Module):
-    def __init__(self, shape, classes):
+    def __init__(self, shape, classes, width=4):
         super().__init__()
-        self.body = nn.Linear(int(np.prod(shape)), 4)
-        self.head = nn.Linear(4, classes)
+        self.body = nn.Linear(int(np.prod(shape)), width)
+        self.head = nn.Linear(width, classes)
 
     def forward(self, x):
         return self.head(self.body(x.flatten(1)).relu())
@@ -48,6 +57,9 @@ SMALL: dict[str, Any] = {
     "execution.backend": "inline",
     "output": {"root": "runs", "report": False, "tensorboard": False},
 }
+
+
+METHODS = {"A": {"algorithm": "fedavg"}}
 
 
 @pytest.fixture
@@ -100,17 +112,62 @@ def test_classes_networks_arrays_and_lists_of_samples(parts: Any) -> None:
     assert {each.key for each in copy} == {*study.runs["key"]}
 
 
+def configs(**content: Any) -> dict[str, rayfl.Config]:
+    """The config of every method, at the first point of the grid."""
+    study = take(plain_content({"name": "s", "methods": METHODS, **content}), Path.cwd())
+    return {label: resolved(study, label, points(study)[0], 3) for label in study.methods}
+
+
 def test_a_config_as_the_base(parts: Any) -> None:
-    """Methods start from it as from a file; one without an algorithm has the base's, here a user's class."""
+    """A method without an algorithm has the base's, here a user's class; others have all but its defaults."""
     base = rayfl.Config(algorithm=parts.Halved(rate=0.1), rounds=7)
-    content = plain_content({"name": "s", "base": base, "methods": {"A": {}, "B": {"algorithm": "pacfl"}}})
+    content = plain_content({"name": "s", "base": base, "methods": METHODS})
     assert content["base"] == {"algorithm": base.algorithm.model_dump(), "rounds": 7}
     assert content["plugins"] == ["study_parts"]
-    study = take(content, Path.cwd())
-    assert resolved(study, "A", {}, 3).algorithm == base.algorithm
-    assert [resolved(study, label, {}, 3).rounds for label in "AB"] == [7, 7]
-    of_pacfl = load({"algorithm": "pacfl"})
-    assert resolved(study, "B", {}, 3).clustering == of_pacfl.clustering
+    found = configs(base=base, methods={"A": {}, "B": {"algorithm": "pacfl"}})
+    assert found["A"].algorithm == base.algorithm
+    assert [config.rounds for config in found.values()] == [7, 7]
+    assert found["B"].clustering == load({"algorithm": "pacfl"}).clustering
+
+
+def test_parts_at_any_depth(parts: Any) -> None:
+    """Their plug-ins are named, so that other processes can read the copy of the study."""
+    clustering = {"proximity": "min_distance", "signature": parts.Centres()}
+    leave = Leave(round=1, clients=(0,))
+    for where in ({"base": {"clustering": clustering}}, {"settings": {"clustering": clustering}}):
+        content = {"methods": {"A": {"algorithm": "pacfl"}}, **where}
+        assert plain_content(content)["plugins"] == ["study_parts"]
+        assert configs(**content)["A"].clustering.signature == parts.Centres()
+    dotted = {"clustering.proximity": "min_distance", "clustering.signature": parts.Centres}
+    assert (
+        configs(methods={"A": {"algorithm": "pacfl", **dotted}})["A"].clustering.signature.name == "centres"
+    )
+    assert configs(settings={"events": (leave,), "rounds": 3})["A"].events == (leave,)
+    tune = {"training.lr": [0.1, 0.2], "settings": {"model": parts.Net}}
+    assert plain_content({"tune": tune})["tune"]["settings"]["model.target"] == "study_parts:Net"
+
+
+def test_an_object_replaces_all_of_its_section(parts: Any) -> None:
+    """As in ``rayfl.run``: settings that belong to what it replaces would not fit it."""
+    wide = {"model": {"name": "module", "target": "study_parts:Net", "kwargs": {"width": 9}}}
+    at = {"grid": {"net": {"own": {"model": parts.Net}}}, "settings": wide}
+    method = {"methods": {"A": {"algorithm": "fedavg", "model": parts.Net}}, "base": load(wide)}
+    for content in ({"settings": {"model": parts.Net}, "base": wide}, at, method):
+        assert configs(**content)["A"].model == load({}, model=parts.Net).model
+    beside = {"model.kwargs": {"width": 9}, "model": parts.Net}
+    assert configs(settings=beside)["A"].model.kwargs == {"width": 9}  # type: ignore[attr-defined]
+    x, y, *_ = arrays()
+    settings = {"data": (x, y), "data.test_fraction": 0.25}
+    data = configs(base={"data": {"name": "npz", "path": "a.npz", "layout": "csv"}}, settings=settings)[
+        "A"
+    ].data
+    assert data == load({}, data=(x, y), overrides=["data.test_fraction=0.25"]).data
+
+
+def test_a_class_is_the_name_of_a_method_whose_settings_can_be_chosen(parts: Any) -> None:
+    content = {"methods": {"A": {"algorithm": parts.Halved}}, "tune": {"algorithm.rate": [0.1, 0.2]}}
+    study = take(plain_content({"name": "s", **content}), Path.cwd())
+    assert tuned_names(study, "A") == ["algorithm.rate"]
 
 
 @pytest.mark.parametrize(
@@ -123,17 +180,34 @@ def test_classes_become_plugins_beside_those_given(parts: Any, given: Any, all_p
 
 
 def test_own_settings_make_the_same_config() -> None:
-    """Of every preset; and settings of other sections that only its algorithm has by default are left out."""
+    """Of every preset, for its own algorithm and for others, to which nothing else is passed on."""
     for name in presets():
         config = load(name)
-        assert load(own_settings(config)) == config
+        own = own_settings(config)
+        assert own != config.to_dict()
+        assert load(own) == config
+        for algorithm in ("fedavg", "pacfl"):
+            assert load(own, [f"algorithm={algorithm}"]) == load(config, [f"algorithm={algorithm}"])
     assert own_settings(load({"algorithm": "flt", "rounds": 3})).keys() == {"algorithm", "rounds"}
 
 
-def test_settings_as_the_base() -> None:
-    study = take({"name": "s", "base": {"rounds": 7, "data": "digits"}, "methods": {"A": {}}}, Path.cwd())
+def test_settings_as_the_base(parts: Any, tmp_path: Path) -> None:
+    """Nested or dotted, also in a file; plug-ins are looked for next to it."""
+    base = {"rounds": 7, "data.size": 4, "training": {"lr": 0.5}, "plugins": ["study_parts.py"]}
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "study_parts.py").rename(tmp_path / "sub" / "study_parts.py")
+    file = tmp_path / "sub" / "study.yaml"
+    file.write_text(dump({"name": "s", "base": base, "methods": {"A": {}, "B": {"algorithm": "halved"}}}))
+    study = read(file)
     config = resolved(study, "A", {}, 0)
-    assert (config.rounds, config.data.name, config.algorithm.name) == (7, "digits", "fedavg")
+    assert (config.rounds, config.data.size, config.training.lr, config.algorithm.name) == (
+        7,
+        4,
+        0.5,
+        "fedavg",
+    )
+    assert config.plugins == (str(tmp_path / "sub" / "study_parts.py"),)
+    assert resolved(study, "B", {}, 0).algorithm.name == "halved"
 
 
 def test_lists_of_numpy_and_paths() -> None:
@@ -154,15 +228,16 @@ def test_lists_of_numpy_and_paths() -> None:
     }
 
 
-METHODS = {"A": {"algorithm": "fedavg"}}
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ({"base": 3}, "base: got 3; expected text or a section"),
         ({"base": {"lr": 1}}, "base: lr: no such setting; did you mean 'training.lr'?"),
+        ({"base": {"training": {"lr": object()}}}, "base: training.lr: got <object "),
         ({"base": {"algorithm": np}}, "base: algorithm: got "),
+        ({"base": Leave(round=1, clients=(0,))}, "base: got Leave(...); expected a preset, a file"),
+        ({"settings": rayfl.Config()}, "settings: got Config(...); expected settings; only the base may be"),
+        ({"methods": {"A": rayfl.Config()}}, "methods.A: got Config(...); expected settings"),
         ({"methods": {"A": {"algorithm": ValueError}}}, "methods.A: algorithm: got "),
         (
             {"methods": {"A": {"algorithm": "fedavg", "model": lambda shape, classes: None}}},
@@ -186,3 +261,8 @@ def test_what_does_not_fit_is_refused(content: dict[str, Any], message: str, tmp
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_study_file_made_in_python_has_no_objects() -> None:
+    with pytest.raises(ConfigError, match=r"^base: model: got <class '.*'> \(type\); expected text, numbers"):
+        StudyFile(name="s", base={"model": Path}, methods=METHODS)
