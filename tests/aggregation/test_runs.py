@@ -265,14 +265,15 @@ def test_blocks_do_not_matter(rule: Any, run: Run) -> None:
     assert others == [first, first]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("method", "rule", "actors"),
     [
         ("mt_hfl, edges", "median", 2),
-        pytest.param("fedadam", KRUM, 3, marks=pytest.mark.slow),
-        pytest.param("flt", "geometric_median", 2, marks=pytest.mark.slow),
-        pytest.param("pacfl", "trimmed_mean", 1, marks=pytest.mark.slow),
+        ("fedadam", KRUM, 3),
+        ("flt", "geometric_median", 2),
+        ("pacfl", "trimmed_mean", 1),
     ],
 )
 def test_ray_is_inline(

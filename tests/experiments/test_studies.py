@@ -180,7 +180,7 @@ def test_kept_results_are_of_studies_and_claims_that_are_there() -> None:
     files = {file.name: file for file in readme.studies()}
     for path in sorted(readme.RESULTS.glob("*.json")):
         kept = json.loads(path.read_text(encoding="utf-8"))
-        prepared = prepare(read(FOLDER / files[kept["study"]].path, kept["size"]), check_data=False)
+        prepared = _prepared(files[kept["study"]].path, kept["size"])
         claimed = {(claim["claim"], claim.get("source", "")) for claim in kept["claims"]}
         assert claimed == {(s.text, c.source) for c, s in prepared.statements}, path
         rows = {line.split(" | ")[0].removeprefix("| ") for line in kept["table"].split("\n")}

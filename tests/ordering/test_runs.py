@@ -204,6 +204,7 @@ def test_stopped_and_resumed_is_uninterrupted(settings: dict[str, Any], stop: in
     assert uninterrupted.rounds["clients"].tolist() == [4, 4, 1, 4]  # K = 4, then 5 = 4 + 1, then 8
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_is_inline(settings: dict[str, Any], ray_cluster: None):
     settings = {**settings, **EVERYTHING}

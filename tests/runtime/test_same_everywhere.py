@@ -84,11 +84,11 @@ def test_another_seed_is_another_run(settings: dict[str, Any], inline: dict[str,
 @pytest.mark.parametrize(
     ("method", "actors"),
     [
-        ("cfl", 2),
         ("mt_hfl, scaffold", 2),
         *(
             pytest.param(method, actors, marks=pytest.mark.slow)
             for method, actors in (
+                ("cfl", 2),
                 ("flt", 2),
                 ("mt_hfl, edges", 2),
                 ("sub_fedavg", 3),
@@ -122,8 +122,9 @@ def _with_network(settings: dict[str, Any], network: str) -> dict[str, Any]:
     return {**_settings(settings, "sub_fedavg"), "data": {"name": "digits", "size": 8}, "model": model}
 
 
+@pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("network", ["Mixed", pytest.param("Strided", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("network", ["Mixed", "Strided"])
 def test_norms_and_dropout_stopped_on_ray_and_resumed(
     network: str, settings: dict[str, Any], ray_cluster: None
 ) -> None:
@@ -151,7 +152,6 @@ def test_one_actor_a_client_with_fractional_gpus(settings: dict[str, Any], ray_c
     ("method", "together"),
     [
         ("mt_hfl, scaffold", True),
-        ("mtl", False),
         *(
             pytest.param(method, together, marks=pytest.mark.slow)
             for method, together in (
@@ -161,6 +161,7 @@ def test_one_actor_a_client_with_fractional_gpus(settings: dict[str, Any], ray_c
                 ("flis_dc", True),
                 ("flis_dc", False),
                 ("mtl", True),
+                ("mtl", False),
             )
         ),
     ],
@@ -275,8 +276,9 @@ TREE = {"block_size": 1, "fan_in": 2}
 """Six clients train: three groups of two blocks, and two sums of these."""
 
 
+@pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("actors", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("actors", [1, 3])
 def test_sums_in_a_tree_are_the_same_on_any_number_of_actors(
     actors: int, settings: dict[str, Any], ray_cluster: None
 ) -> None:

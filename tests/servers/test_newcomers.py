@@ -146,6 +146,7 @@ def test_a_study_knows_the_numbers_of_newcomers(settings: dict[str, Any]) -> Non
         check_column(column, "report.columns", [load({**settings, "rounds": 4})])
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_they_get_the_same_bits_on_ray(ray_cluster: None, settings: dict[str, Any]) -> None:
     inline = run(late(settings, "pacfl"))

@@ -150,6 +150,7 @@ def test_clients_that_have_not_arrived_have_no_cluster_in_the_history(settings: 
         assert min(after) >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_on_ray_as_inline(settings: dict[str, Any], ray_cluster: None) -> None:
     execution = {**settings["execution"], "backend": "ray", "actors": 2, "cpus_per_actor": 0.5}

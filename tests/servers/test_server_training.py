@@ -204,6 +204,7 @@ def test_permuted_models_are_refused(settings: dict[str, Any]) -> None:
         run({**settings, "rounds": 1, "algorithm": Hidden()})
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_on_ray_it_is_the_same(clustered: dict[str, Any], ray_cluster: None) -> None:
     inline = run({**clustered, "algorithm": Moving(by=0.01, noise=0.1)})

@@ -51,7 +51,7 @@ def test_engines_train_there(case: str, engine: str, elsewhere: Callable[..., An
     check(elsewhere(pretended.trained, case, engine), case)
 
 
-OTHER_CONVOLUTIONS = (*LARGE, "lenet5", "subfedavg_cnn")
+OTHER_CONVOLUTIONS = (*LARGE, "lenet5", "lenet5-bn", "subfedavg_cnn")
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_losses_that_look_at_other_models(case: str, engine: str, elsewhere: Cal
     Truth.of(spec, Batches(samples, CPU), 0, work, *arguments(spec, sizes, 0), terms).check(block)
 
 
-@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("engine", [pytest.param("vmap", marks=pytest.mark.slow), "loop"])
 def test_reduced_precision_trains_there(engine: str, elsewhere: Callable[..., Any]) -> None:
     """As near to the plain loop in float32 as engines in bfloat16 on the CPU have to be."""
     outcome = elsewhere(pretended.trained, "averaging", engine, "", "sgd", True, "bf16")

@@ -164,7 +164,7 @@ def test_vmap_equals_the_loop(option: str) -> None:
     assert_equal(spec, work, sizes, make_terms(terms, spec, sizes), VmapNetwork(spec))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 20), min_size=1, max_size=6),
     batch=st.integers(1, 9),
