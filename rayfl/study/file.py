@@ -327,6 +327,7 @@ class StudyFile(Section):
         """Settings may be dotted, as everywhere in a study; refuse what no file could contain."""
         if isinstance(base, str):
             return base
+        _check_once(base, "base")
         try:
             return with_overrides({}, overrides_of(base))
         except ConfigError as error:

@@ -235,6 +235,7 @@ def test_lists_of_numpy_and_paths() -> None:
         ({"base": {"lr": 1}}, "base: lr: no such setting; did you mean 'training.lr'?"),
         ({"base": {"training": {"lr": object()}}}, "base: training.lr: got <object "),
         ({"base": {"algorithm": np}}, "base: algorithm: got "),
+        ({"base": {"training.lr": 1, "training": {"lr": 2}}}, "base.training.lr: is given twice, dotted and"),
         ({"base": Leave(round=1, clients=(0,))}, "base: got Leave(...); expected a preset, a file"),
         ({"settings": rayfl.Config()}, "settings: got Config(...); expected settings; only the base may be"),
         ({"methods": {"A": rayfl.Config()}}, "methods.A: got Config(...); expected settings"),
