@@ -78,7 +78,7 @@ def page_of(study: Study) -> Page:
         notes.insert(0, ("These runs failed:", failed))
     return Page(
         title=results.study.title or results.study.name,
-        subtitle=" · ".join(filter(None, (results.study.name, _base_of(results.study)))),
+        subtitle=" · ".join(filter(None, (results.study.name, _base_name(results.study)))),
         facts=facts,
         notes=notes,
         lead=_table_of(tables.main_table(results, tall=True), "results"),
@@ -291,7 +291,7 @@ def _maps(results: Results) -> tuple[list[Section], dict[str, dict[str, list[Any
     return maps_of_clients(named)
 
 
-def _base_of(study: StudyFile) -> str:
+def _base_name(study: StudyFile) -> str:
     """The name of the preset or file from which all runs start; empty if there is none."""
     return Path(study.base).name if isinstance(study.base, str) else ""
 
