@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import rayfl
+from rayfl import plugins
 from rayfl.config.reading import load, own_settings, presets
 from rayfl.config.text import dump
 from rayfl.data.events import Leave
@@ -144,6 +145,13 @@ def test_parts_at_any_depth(parts: Any) -> None:
     assert configs(settings={"events": (leave,), "rounds": 3})["A"].events == (leave,)
     tune = {"training.lr": [0.1, 0.2], "settings": {"model": parts.Net}}
     assert plain_content({"tune": tune})["tune"]["settings"]["model.target"] == "study_parts:Net"
+
+
+def test_a_part_in_a_section_is_a_plugin_of_a_run(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the workers of Ray would not know the part."""
+    monkeypatch.setattr(plugins, "_loaded", {})
+    load({"algorithm": "pacfl", "clustering": {"proximity": "min_distance", "signature": parts.Centres()}})
+    assert [plugin.module for plugin in plugins.loaded()] == ["study_parts"]
 
 
 def test_an_object_replaces_all_of_its_section(parts: Any) -> None:
