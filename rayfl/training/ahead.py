@@ -8,6 +8,7 @@ rayfl.training.batched.compile_all`` compiles them by hand, for example for a co
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -78,25 +79,51 @@ def damaged(folder: Path) -> int:
 
 
 def begin() -> bool:
-    """Start compiling, unless it has been done on this kind of machine; returns whether it was started."""
+    """Start compiling, unless it has been done on this kind of machine or is being done by another process;
+    returns whether it was started.
+    """
     try:
         if stamp().exists():
             return False
         cache().mkdir(parents=True, exist_ok=True)
         if not os.access(cache(), os.W_OK):  # other processes would not find the code
             return False
+        lock = _lock()
     except OSError:
         return False
     command = [sys.executable, "-m", "rayfl.training.batched.compile_all"]
     devnull = subprocess.DEVNULL
     try:
         child = subprocess.Popen(
-            command, stdin=devnull, stdout=devnull, stderr=devnull, start_new_session=True
+            command,
+            stdin=devnull,
+            stdout=devnull,
+            stderr=devnull,
+            start_new_session=True,
+            pass_fds=(lock,),
         )
     except OSError:  # no memory or too many processes: the run compiles what it needs
         return False
+    finally:
+        os.close(lock)  # the child's copy holds it until the child ends, however it does
     threading.Thread(target=child.wait, name="rayfl-ahead", daemon=True).start()
     return True
+
+
+def _lock() -> int:
+    """A file descriptor that no other process has while it compiles for this kind of machine.
+
+    Raises:
+        OSError: if one has it, or locks are not possible in the cache's folder.
+    """
+    path = stamp()
+    descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def stamp() -> Path:

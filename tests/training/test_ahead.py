@@ -89,6 +89,29 @@ def test_it_is_started_once_for_a_version_and_a_cpu(tmp_path: Path, monkeypatch:
     assert len(started) == 2
 
 
+def test_one_process_compiles_however_many_runs_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes a core and hundreds of megabytes, and a suite or a sweep begins dozens of runs."""
+    children: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def waits(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        children.append(real(["sleep", "600"], **options))
+        return children[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", waits)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert ahead.begin()
+    assert not ahead.begin()
+    children[0].kill()  # without a stamp: the next run begins again
+    children[0].wait()
+    assert ahead.begin()
+    children[1].kill()
+    children[1].wait()
+    assert len(children) == 2
+
+
 def test_where_nothing_can_be_kept_nothing_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,7 +78,7 @@ class ConvAE(nn.Module):
 def fresh(shape: tuple[int, int, int], latent: int, key: int) -> ConvAE:
     """An autoencoder whose weights depend on ``key`` alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key)
+        torch.default_generator.manual_seed(key)
         return _channels_last(ConvAE(shape, latent))
 
 

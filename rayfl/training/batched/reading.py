@@ -710,5 +710,6 @@ def _state(module: nn.Module) -> list[Any]:
 
 def drawn() -> tuple[object, ...]:
     """The states of the generators that a forward pass may draw from."""
-    python, numpy = random.getstate(), str(np.random.get_state(legacy=False)["state"])  # noqa: NPY002
-    return torch.get_rng_state().numpy().tobytes(), python, numpy
+    numbers = np.random.get_state(legacy=False)["state"].values()  # noqa: NPY002
+    numpy = [each.tobytes() if isinstance(each, np.ndarray) else each for each in numbers]
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy
