@@ -179,6 +179,7 @@ def test_a_server_that_dies_with_many_calls_dies_once(
         backend.close()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_what_replaces_lost_results_is_kept_only_as_long_as_these(backend: RayBackend) -> None:
     """A model of every round whose server is killed would be kept otherwise."""
@@ -256,6 +257,7 @@ def _listed(run: str) -> list[str]:
     return sorted(name for name in names if name.startswith(f"rayfl:{run}"))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_actors_are_listed_by_run_and_two_runs_of_one_name_do_not_collide(
     settings: dict[str, Any], ray_cluster: None

@@ -218,6 +218,7 @@ def test_a_network_with_dropout_draws_the_same_when_its_actor_is_killed(
     assert_same(run(given), _with_a_killed_actor({**given, "execution": on_ray}))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_sums_in_a_tree_are_the_same_on_two_actors_of_which_one_is_killed(
     settings: dict[str, Any], ray_cluster: None

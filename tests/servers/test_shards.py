@@ -223,6 +223,7 @@ def test_published_runs_go_on_elsewhere(
     assert shards(there).keys() == shards(found).keys()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_on_ray_as_inline(settings: dict[str, Any], ray_cluster: None) -> None:
     """The first round inline, the next two on Ray, the last inline again."""

@@ -139,6 +139,7 @@ def test_tiles_on_ray_are_those_inline(
     assert (inline.representatives is not None) == (clustering is STAGED)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_whole_run_by_way_of_representatives_is_the_same_inline_and_on_ray(
     settings: dict[str, Any], ray_cluster: None

@@ -231,7 +231,8 @@ def test_a_choice_at_the_edge_of_the_values_is_named(values: Any, chosen: float,
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("scheduler", "actors"), [pytest.param("none", 2, marks=pytest.mark.slow), ("asha", 1)]
+    ("scheduler", "actors"),
+    [pytest.param("none", 2, marks=pytest.mark.slow), pytest.param("asha", 1, marks=pytest.mark.slow)],
 )
 def test_a_search_draws_points(ray_cluster: None, tmp_path: Path, scheduler: str, actors: int) -> None:
     """On one actor a run is the process of its trial: what a trial costs is starting processes."""
@@ -285,7 +286,7 @@ def test_a_choice_by_numbers_that_no_run_has_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("optuna", [False, True])
+@pytest.mark.parametrize("optuna", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_no_more_trials_at_once_than_asked_for(ray_cluster: None, tmp_path: Path, optuna: bool) -> None:
     if optuna:
         pytest.importorskip("optuna")

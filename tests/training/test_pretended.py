@@ -51,15 +51,15 @@ def test_engines_train_there(case: str, engine: str, elsewhere: Callable[..., An
     check(elsewhere(pretended.trained, case, engine), case)
 
 
-OTHER_CONVOLUTIONS = (*LARGE, "lenet5", "lenet5-bn", "subfedavg_cnn")
+SLOW = (*LARGE, "lenet5", "lenet5-bn", "subfedavg_cnn", "lstm")
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        *(case for case in MODEL_CASES if case not in OTHER_CONVOLUTIONS),
+        *(case for case in MODEL_CASES if case not in SLOW),
         "grouped",
-        *(pytest.param(case, marks=pytest.mark.slow) for case in OTHER_CONVOLUTIONS),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW),
     ],
 )
 def test_every_network_trains_there(case: str, elsewhere: Callable[..., Any]) -> None:
@@ -135,8 +135,8 @@ def test_the_benchmark_of_networks_runs_there(
     assert row["times_floor"] == pytest.approx(row["seconds"] / row["floor_seconds"])
 
 
-FIRST = "mt_hfl, scaffold", "sub_fedavg", "per_fedavg", "cfl", "fedsoft"
-"""Client state in a tree, masks, meta-gradients, several models, mixtures of models; the others are slow."""
+FIRST = "mt_hfl, scaffold", "per_fedavg"
+"""Client state in a tree, meta-gradients; the others are slow."""
 
 
 @pytest.mark.parametrize(
