@@ -202,7 +202,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "backend", ["inline", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.ray_apart])]
+    "backend",
+    ["inline", pytest.param("ray", marks=[pytest.mark.slow, pytest.mark.ray, pytest.mark.ray_apart])],
 )
 def test_a_script_gives_what_it_defines_itself(tmp_path, backend):
     (tmp_path / "script.py").write_text(SCRIPT.replace("BACKEND", repr(backend)))

@@ -23,7 +23,7 @@ def _wrong(tmp_path: Path, *args: str) -> list[str]:
 
 
 def test_a_sample_of_absurd_input_is_refused_in_one_line(tmp_path):
-    assert _wrong(tmp_path, "--sample", "3") == []
+    assert _wrong(tmp_path, "--sample", "2") == []
 
 
 @pytest.mark.slow

@@ -160,22 +160,27 @@ def test_engines_agree_on_a_run(loss: str, engine: str, tmp_path: Path) -> None:
 
 
 METHODS: list[list[str]] = [
-    ["algorithm=pacfl", "clustering.n_clusters=2"],
     ["algorithm={name: ifca, clusters: 2}"],
-    ["algorithm=cfl"],
     ["algorithm=mt_hfl", "clustering.n_clusters=2", "hierarchy.common_layers=1"],
-    ["algorithm={name: fedsem, clusters: 2}"],
     ["algorithm={name: per_fedavg, alpha: 0.01, beta: 0.01}", "training.momentum=0"],
     ["algorithm=qfedavg"],
-    ["local=scaffold", "training.momentum=0"],
     ["algorithm=solo", "evaluation.finetune_epochs=1", "evaluation.local=true", "evaluation.common=true"],
     ["order=curriculum"],
-    ["sampling=curriculum", "training.participation=0.6"],
     ["partition.validation=0.2"],
 ]
+ALIKE: list[list[str]] = [
+    ["algorithm=pacfl", "clustering.n_clusters=2"],
+    ["algorithm=cfl"],
+    ["algorithm={name: fedsem, clusters: 2}"],
+    ["local=scaffold", "training.momentum=0"],
+    ["sampling=curriculum", "training.participation=0.6"],
+]
+"""What takes the loss in the same places as others do."""
 
 
-@pytest.mark.parametrize("given", METHODS, ids=" ".join)
+@pytest.mark.parametrize(
+    "given", [*METHODS, *(pytest.param(each, marks=pytest.mark.slow) for each in ALIKE)], ids=" ".join
+)
 def test_methods_take_any_loss_and_go_on_where_they_stopped(given: list[str], tmp_path: Path) -> None:
     for loss in CASES:
         whole = rayfl.run(settings(tmp_path, loss), given)

@@ -135,6 +135,7 @@ def test_the_planted_groups_of_a_run_are_those_after_its_events(
     assert _whole(whole, settings, "fedavg").clusters["groups"] == [0, 0, 0, 1, 1, 0, 2, 2, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_events_on_ray_are_those_inline(
     settings: dict[str, Any], whole: dict[str, Result], ray_cluster: None

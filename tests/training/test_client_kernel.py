@@ -213,8 +213,16 @@ def test_every_option_equals_the_loop(case: str, extra: str, option: str, calls:
     assert calls == [3, 2]
 
 
-@pytest.mark.parametrize("extra", ["sgd", "both"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "extra"),
+    [
+        *((case, "both") for case in CASES),
+        *(
+            pytest.param(case, "sgd", marks=[] if case in ("padding", "norms") else pytest.mark.slow)
+            for case in CASES
+        ),
+    ],
+)
 def test_every_network_equals_the_loop(case: str, extra: str, calls: list[int]) -> None:
     """Also layer by layer."""
     check(make_case(case), replace(PLAIN, **EXTRAS[extra]), SIZES, Terms(), BatchedEngine, stepwise)

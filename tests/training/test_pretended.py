@@ -17,7 +17,7 @@ from tests.runs import METHODS
 from tests.training import pretended
 from tests.training.bounds import Truth
 from tests.training.test_graphs import CPU, LARGE, MODEL_CASES, arguments
-from tests.training.test_terms import COMBINED, OPTIONS
+from tests.training.test_terms import OPTIONS
 
 pytest.importorskip("torch.utils.backend_registration")
 if not hasattr(__import__("torch").utils.backend_registration, "_setup_privateuseone_for_python_backend"):
@@ -45,13 +45,13 @@ def check(outcome: pretended.Outcome, case: str, option: str = "", extra: str = 
     truth.check(outcome.block)
 
 
-@pytest.mark.parametrize("engine", ["batched", "vmap", "loop"])
+@pytest.mark.parametrize("engine", ["batched", pytest.param("vmap", marks=pytest.mark.slow), "loop"])
 @pytest.mark.parametrize("case", ["averaging"])
 def test_engines_train_there(case: str, engine: str, elsewhere: Callable[..., Any]) -> None:
     check(elsewhere(pretended.trained, case, engine), case)
 
 
-SLOW = (*LARGE, "lenet5", "lenet5-bn", "subfedavg_cnn", "lstm")
+SLOW = (*LARGE, "averaging", "lenet5", "lenet5-bn", "subfedavg_cnn", "lstm")
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,13 @@ def test_every_network_trains_there(case: str, elsewhere: Callable[..., Any]) ->
     check(outcome, case)
 
 
+TOGETHER = "frozen-all", "maml-all"
+"""Options that together include all others but a look ahead past what is frozen."""
+
+
 @pytest.mark.parametrize(
     "option",
-    [option if option in COMBINED else pytest.param(option, marks=pytest.mark.slow) for option in OPTIONS],
+    [option if option in TOGETHER else pytest.param(option, marks=pytest.mark.slow) for option in OPTIONS],
 )
 def test_every_option_trains_there(option: str, elsewhere: Callable[..., Any]) -> None:
     extra = "sgd" if "inner_lr" in OPTIONS[option][0] else "momentum"
@@ -135,8 +139,8 @@ def test_the_benchmark_of_networks_runs_there(
     assert row["times_floor"] == pytest.approx(row["seconds"] / row["floor_seconds"])
 
 
-FIRST = "mt_hfl, scaffold", "per_fedavg"
-"""Client state in a tree, meta-gradients; the others are slow."""
+FIRST = ("mt_hfl, scaffold",)
+"""Client state in a tree; the others are slow."""
 
 
 @pytest.mark.parametrize(
