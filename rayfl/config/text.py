@@ -56,7 +56,10 @@ def _parse_long(text: str, loader: type) -> Any:
 
 def dump(values: Mapping[str, Any]) -> str:
     """YAML that :func:`parse` reads back to equal values."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
+    try:
+        return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
+    except UnicodeEncodeError:  # libyaml takes no lone surrogates, as in names of files that are not UTF-8
+        return yaml.dump(values, Dumper=_PythonDumper, sort_keys=False)
 
 
 def as_value(value: Any) -> str:
@@ -150,7 +153,11 @@ class _TrustedLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ig
     """libyaml's reader, where PyYAML has it."""
 
 
-for _yaml in (_Loader, _TrustedLoader, _Dumper):
+class _PythonDumper(yaml.SafeDumper):
+    """As :class:`_Dumper`, in Python."""
+
+
+for _yaml in (_Loader, _TrustedLoader, _Dumper, _PythonDumper):
     _yaml.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"^[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayfl.config.text import as_value, parse
+from rayfl.config.text import as_value, dump, parse
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_size=8),
@@ -20,6 +20,26 @@ JSON = st.recursive(
 @given(JSON)
 def test_values_are_read_as_they_were_written(value: Any) -> None:
     assert parse(as_value(value)) == value
+
+
+ANY_TEXT = st.text(st.characters(), max_size=20)  # lone surrogates too
+NUMBERS = st.floats(allow_nan=False) | st.integers()
+LIKE_NUMBERS = st.sampled_from(["1e-3", "2:4", "1_000", "0o7", ".5e2", "yes", "~", "", "- a", "a: b", "a #b"])
+
+
+@given(st.dictionaries(ANY_TEXT, ANY_TEXT | NUMBERS | LIKE_NUMBERS | st.lists(LIKE_NUMBERS), max_size=4))
+def test_files_are_read_as_they_were_written(values: dict[str, Any]) -> None:
+    assert parse(dump(values)) == values
+
+
+def test_names_of_files_that_are_not_utf_8() -> None:
+    assert parse(dump({"root": "runs-\udcff"})) == {"root": "runs-\udcff"}
+
+
+def test_a_value_that_was_read_before_is_not_the_callers_to_change() -> None:
+    for text in ("a: [1]", "a: [1]\n" + "b: 2\n# " + "x" * 300):
+        parse(text)["a"].append(2)
+        assert parse(text)["a"] == [1]
 
 
 @pytest.mark.parametrize("text", ["📁/x.npz", "\\📁", "\\\\ud83d\\udcc1", "a\u2028b\x7f", "📁📁"])
