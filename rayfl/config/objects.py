@@ -32,7 +32,10 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
         choices = sections(field.annotation, field.metadata) if field else {}
         if isinstance(choices, Registry):
             value = _of_section(value, choices, key)
-        plain_settings[key] = _without_parts(value)
+        try:
+            plain_settings[key] = _without_parts(value)
+        except RecursionError:
+            raise ConfigError(str(key), "contains itself, or is nested too deeply") from None
     return plain_settings
 
 

@@ -222,3 +222,10 @@ def test_a_script_gives_what_it_defines_itself(tmp_path, backend):
 def test_settings_that_begin_with_x_are_settings():
     assert dataset_of({"name": "own", "xmax": 3}) is None
     assert dataset_of({"": 3}) is None
+
+
+def test_settings_that_contain_themselves_are_refused():
+    settings = {"rounds": 1}
+    settings["partition"] = settings
+    with pytest.raises(ConfigError, match=r"^partition: contains itself"):
+        rayfl.load(settings)

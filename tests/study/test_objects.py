@@ -230,10 +230,15 @@ def test_lists_of_numpy_and_paths() -> None:
     }
 
 
+CIRCULAR: dict[str, Any] = {"rounds": 1}
+CIRCULAR["partition"] = CIRCULAR
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ({"base": 3}, "base: got 3; expected text or a section"),
+        ({"base": CIRCULAR}, "base: partition: contains itself, or is nested too deeply"),
         ({"base": {"lr": 1}}, "base: lr: no such setting; did you mean 'training.lr'?"),
         ({"base": {"training": {"lr": object()}}}, "base: training.lr: got <object "),
         ({"base": {"algorithm": np}}, "base: algorithm: got "),
