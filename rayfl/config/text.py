@@ -40,8 +40,8 @@ def parse(text: str, trusted: bool = False) -> Any:
 
 
 _SHORT, _LONG = 200, 10_000
-"""The most characters of texts whose values are remembered: studies have the same few values in all runs, and
-all their runs the same base."""
+"""The most characters of texts whose values are remembered: studies have the same few values in all runs, all
+their runs the same base, and their pages show the configs of all runs in several places."""
 
 
 @lru_cache(maxsize=2000)
@@ -49,7 +49,7 @@ def _parse_short(text: str, loader: type) -> Any:
     return yaml.load(text, Loader=loader)
 
 
-@lru_cache(maxsize=50)
+@lru_cache(maxsize=300)
 def _parse_long(text: str, loader: type) -> Any:
     return yaml.load(text, Loader=loader)
 

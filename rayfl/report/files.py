@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from numpy.typing import NDArray
 
+from rayfl.config.text import NOT_YAML, parse
 from rayfl.errors import RayflError
 from rayfl.files import regular
 from rayfl.losses import LOSSES
@@ -82,8 +82,8 @@ class RunFiles:
 
         def mapping(name: str, content: str) -> dict[str, Any]:
             try:
-                parsed = yaml.safe_load(content) if name.endswith(".yaml") else json.loads(content or "{}")
-            except (yaml.YAMLError, ValueError, RecursionError) as error:
+                parsed = parse(content) if name.endswith(".yaml") else json.loads(content or "{}")
+            except NOT_YAML as error:
                 missing.append(f"{name} ({_reason(error)})")
                 return {}
             return parsed if isinstance(parsed, dict) else {}
