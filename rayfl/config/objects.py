@@ -6,6 +6,7 @@ rebuild it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -30,13 +31,24 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         field = Config.model_fields.get(key)
         choices = sections(field.annotation, field.metadata) if field else {}
-        if isinstance(choices, Registry):
-            value = _of_section(value, choices, key)
-        try:
+        with not_in_itself(str(key)):
+            if isinstance(choices, Registry):
+                value = _of_section(value, choices, key)
             plain_settings[key] = _without_parts(value)
-        except RecursionError:
-            raise ConfigError(str(key), "contains itself, or is nested too deeply") from None
     return plain_settings
+
+
+@contextlib.contextmanager
+def not_in_itself(where: str) -> Iterator[None]:
+    """Refuse a value that contains itself when it is walked through.
+
+    Raises:
+        ConfigError
+    """
+    try:
+        yield
+    except RecursionError:
+        raise ConfigError(where, "contains itself, or is nested too deeply") from None
 
 
 def _without_parts(value: Any) -> Any:

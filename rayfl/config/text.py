@@ -62,6 +62,14 @@ def dump(values: Mapping[str, Any]) -> str:
         return yaml.dump(values, Dumper=_PythonDumper, sort_keys=False)
 
 
+def is_dump(text: str, values: Mapping[str, Any]) -> bool:
+    """Whether the text is what :func:`dump` writes of the values, with libyaml or without: lines are broken
+    differently."""
+    if text == dump(values):
+        return True
+    return text == yaml.dump(values, Dumper=_PythonDumper, sort_keys=False)
+
+
 def as_value(value: Any) -> str:
     """A value in one line that :func:`parse` reads back: JSON, which is YAML except for surrogate pairs.
 

@@ -66,7 +66,13 @@ def partition_of(thing: object) -> dict[str, Any] | None:
     writer.writerow(["sample", "client"])
     ids: set[str] = set()
     for client, samples in entries:
-        name, places = str(client).strip(), np.asarray(samples)
+        name = str(client).strip()
+        try:
+            places = np.asarray(samples)
+        except ValueError:  # lists of different lengths, or too many in each other
+            raise DataError(
+                f"partition: client {client} has lists of lists; expected the places of its training samples"
+            ) from None
         if name in ids:
             raise DataError(f"partition: two clients have the id {name!r}")
         ids.add(name)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from rayfl.config.mistakes import explain
+from rayfl.config.objects import not_in_itself
 from rayfl.config.reading import names_first, parse_overrides, refuse_replaced, with_overrides
 from rayfl.config.schema import EXCLUDED
 from rayfl.config.text import NOT_YAML, as_value, parse, problem_of
@@ -871,7 +872,8 @@ def _parsed(file: Path) -> Any:
 def _validated(content: Any) -> StudyFile:
     if not isinstance(content, Mapping):
         raise ConfigError("study", "is empty" if content is None else f"is {type_of(content)}", _REMEDY)
-    _refuse_keys(content)
+    with not_in_itself("study"):
+        _refuse_keys(content)
     if isinstance(content.get("name"), bool):
         raise ConfigError("name", f"got {str(content['name']).lower()}", f"expected text; {_YAML_WORDS}")
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rayfl.config.objects import plain, plugins_of
+from rayfl.config.objects import not_in_itself, plain, plugins_of
 from rayfl.config.reading import own_settings
 from rayfl.config.schema import Config
 from rayfl.errors import ConfigError
@@ -41,7 +41,11 @@ def plain_content(content: Mapping[str, Any]) -> dict[str, Any]:
     named = result.get("plugins", ())
     if isinstance(named, list | tuple):  # reading the study refuses anything else
         result["plugins"] = [*named, *(each for each in dict.fromkeys(plugins) if each not in named)]
-    return {key: _simple(value) for key, value in result.items()}
+    simple: dict[str, Any] = {}
+    for key, value in result.items():
+        with not_in_itself(str(key)):
+            simple[key] = _simple(value)
+    return simple
 
 
 def _plain_base(base: Any, plugins: list[str]) -> Any:

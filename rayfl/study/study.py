@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 from typing_extensions import Unpack
 
 from rayfl import files
-from rayfl.config.text import dump
+from rayfl.config.text import dump, is_dump
 from rayfl.errors import ArgumentError, ConfigError, RayflError, nearest
 from rayfl.rundir import clean
 from rayfl.study import archive as archives
@@ -234,7 +234,7 @@ def check_folder(folder: Path, study: StudyFile) -> None:
     if study.source is None:
         return
     with suppress(OSError):
-        is_copy = study.source.read_text(encoding="utf-8") == dump(study.content())
+        is_copy = is_dump(study.source.read_text(encoding="utf-8"), study.content())
         if os.path.samefile(folder / COPY, study.source) and not is_copy:
             remedy = f"give another folder, or another name to {study.source}"
             raise ConfigError(str(folder), f"the results' {COPY} would replace the study file", remedy)

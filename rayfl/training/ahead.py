@@ -8,6 +8,7 @@ rayfl.training.batched.compile_all`` compiles them by hand, for example for a co
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import hashlib
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 _KERNELS = Path(__file__).parent / "batched"
@@ -88,42 +90,51 @@ def begin() -> bool:
         cache().mkdir(parents=True, exist_ok=True)
         if not os.access(cache(), os.W_OK):  # other processes would not find the code
             return False
-        lock = _lock()
+        with _lock() as lock:
+            return not stamp().exists() and _start(lock)
     except OSError:
         return False
+
+
+def _start(lock: tuple[int, ...]) -> bool:
+    """Start a process that compiles, and has the lock as long as it lives, however it ends."""
     command = [sys.executable, "-m", "rayfl.training.batched.compile_all"]
     devnull = subprocess.DEVNULL
     try:
         child = subprocess.Popen(
-            command,
-            stdin=devnull,
-            stdout=devnull,
-            stderr=devnull,
-            start_new_session=True,
-            pass_fds=(lock,),
+            command, stdin=devnull, stdout=devnull, stderr=devnull, start_new_session=True, pass_fds=lock
         )
     except OSError:  # no memory or too many processes: the run compiles what it needs
         return False
-    finally:
-        os.close(lock)  # the child's copy holds it until the child ends, however it does
     threading.Thread(target=child.wait, name="rayfl-ahead", daemon=True).start()
     return True
 
 
-def _lock() -> int:
-    """A file descriptor that no other process has while it compiles for this kind of machine.
+@contextlib.contextmanager
+def _lock() -> Iterator[tuple[int, ...]]:
+    """A file descriptor of the lock on compiling for this kind of machine, to be inherited; none where there
+    are no locks, as on some network file systems: it only saves work.
 
     Raises:
-        OSError: if one has it, or locks are not possible in the cache's folder.
+        BlockingIOError: if another process has the lock.
+        OSError: if the kernels' source cannot be read.
     """
     path = stamp()
-    descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    descriptors: tuple[int, ...] = ()
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+        with contextlib.suppress(OSError):
+            descriptors = (os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666),)
+        for descriptor in descriptors:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise
+            except OSError:
+                pass
+        yield descriptors
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def stamp() -> Path:

@@ -58,12 +58,13 @@ def seeded(key: int) -> Iterator[None]:
 
 
 def _seed_torch(key: int) -> None:
-    """Seed the generators of the CPU, and of GPUs where there are any: ``torch.manual_seed`` formats a stack
-    trace for each kind of device that it does not find, which takes longer than a step of training."""
+    """As ``torch.manual_seed``, which formats a stack trace for each kind of device that is not there: that
+    takes as long as some steps of training."""
+    torch.default_generator.manual_seed(key)
     if torch.cuda.is_available():
-        torch.manual_seed(key)
-    else:
-        torch.default_generator.manual_seed(key)
+        torch.cuda.manual_seed_all(key)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(key)
 
 
 class LoopEngine:

@@ -229,3 +229,11 @@ def test_settings_that_contain_themselves_are_refused():
     settings["partition"] = settings
     with pytest.raises(ConfigError, match=r"^partition: contains itself"):
         rayfl.load(settings)
+
+
+def test_clients_with_lists_of_lists_are_refused():
+    for samples in ([[0], [1, 2]], [0, [1, 2]]):
+        with pytest.raises(
+            ConfigError, match=r"^partition: client 1 has lists of lists; expected the places"
+        ):
+            rayfl.load({"partition": [[3, 4], samples]})

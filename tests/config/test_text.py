@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayfl.config.text import as_value, dump, parse
+from rayfl.config import text as text_module
+from rayfl.config.text import as_value, dump, is_dump, parse
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_size=8),
@@ -23,6 +25,7 @@ def test_values_are_read_as_they_were_written(value: Any) -> None:
 
 
 ANY_TEXT = st.text(st.characters(), max_size=20)  # lone surrogates too
+LONG = st.text(st.sampled_from("ab \\\"'#:\n\tä€😀\u2028"), min_size=90, max_size=200)  # broken into lines
 NUMBERS = st.floats(allow_nan=False) | st.integers()
 LIKE_NUMBERS = st.sampled_from(["1e-3", "2:4", "1_000", "0o7", ".5e2", "yes", "~", "", "- a", "a: b", "a #b"])
 
@@ -30,6 +33,17 @@ LIKE_NUMBERS = st.sampled_from(["1e-3", "2:4", "1_000", "0o7", ".5e2", "yes", "~
 @given(st.dictionaries(ANY_TEXT, ANY_TEXT | NUMBERS | LIKE_NUMBERS | st.lists(LIKE_NUMBERS), max_size=4))
 def test_files_are_read_as_they_were_written(values: dict[str, Any]) -> None:
     assert parse(dump(values)) == values
+    assert is_dump(dump(values), values)
+
+
+@given(LONG)
+def test_whoever_breaks_the_lines(long: str) -> None:
+    values = {"title": long, long[:30]: [long]}
+    in_python = yaml.dump(values, Dumper=text_module._PythonDumper, sort_keys=False)
+    for text in (dump(values), in_python):
+        assert parse(text) == values
+        assert is_dump(text, values)
+        assert not is_dump(f"# mine\n{text}", values)
 
 
 def test_names_of_files_that_are_not_utf_8() -> None:

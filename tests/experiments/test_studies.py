@@ -43,9 +43,15 @@ def test_a_study_can_be_run_as_it_stands(file: str, size: str) -> None:
     assert len(prepared.study.seeds) > 1  # one seed decides no claim
 
 
-@pytest.mark.parametrize("file", [file.path for file in readme.studies()])
-def test_the_copy_with_the_results_is_the_same_study(file: str) -> None:
-    prepared = _prepared(file, "smoke")
+@pytest.mark.parametrize(
+    ("file", "size"),
+    [
+        pytest.param(file, size, marks=[] if size == "smoke" else pytest.mark.slow, id=f"{file}-{size}")
+        for file, size in SIZED
+    ],
+)
+def test_the_copy_with_the_results_is_the_same_study(file: str, size: str) -> None:
+    prepared = _prepared(file, size)
     again = prepare(take(parse(dump(prepared.study.content())), FOLDER), check_data=False)
     assert [run.config for run in again.runs] == [run.config for run in prepared.runs]
     assert again.statements == prepared.statements

@@ -179,7 +179,6 @@ def test_a_server_that_dies_with_many_calls_dies_once(
         backend.close()
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 def test_what_replaces_lost_results_is_kept_only_as_long_as_these(backend: RayBackend) -> None:
     """A model of every round whose server is killed would be kept otherwise."""
@@ -188,7 +187,7 @@ def test_what_replaces_lost_results_is_kept_only_as_long_as_these(backend: RayBa
     process: psutil.Process | None = None
     before = {p.pid for p in _servers()}
     backend.get(backend.serve(0, "install", (), {MODEL: ref, VALUES: model[:0]}, [MODEL])[MODEL])
-    for _ in range(6):
+    for _ in range(2):
         (process,) = [p for p in _servers() if p.pid not in before]
         process.suspend()
         before.add(process.pid)
@@ -200,7 +199,7 @@ def test_what_replaces_lost_results_is_kept_only_as_long_as_these(backend: RayBa
         del lost
         backend.get(ref)
         kept.append(len(backend._replacements))
-    assert kept == [0] * 6
+    assert kept == [0] * 2
 
 
 def _die_once(mark: Path, value: np.ndarray) -> np.ndarray:

@@ -232,6 +232,8 @@ def test_lists_of_numpy_and_paths() -> None:
 
 CIRCULAR: dict[str, Any] = {"rounds": 1}
 CIRCULAR["partition"] = CIRCULAR
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +241,8 @@ CIRCULAR["partition"] = CIRCULAR
     [
         ({"base": 3}, "base: got 3; expected text or a section"),
         ({"base": CIRCULAR}, "base: partition: contains itself, or is nested too deeply"),
+        ({"claims": ENDLESS}, "claims: contains itself, or is nested too deeply"),
+        ({"grid": {"training.lr": ENDLESS}}, "grid: contains itself, or is nested too deeply"),
         ({"base": {"lr": 1}}, "base: lr: no such setting; did you mean 'training.lr'?"),
         ({"base": {"training": {"lr": object()}}}, "base: training.lr: got <object "),
         ({"base": {"algorithm": np}}, "base: algorithm: got "),

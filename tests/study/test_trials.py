@@ -74,7 +74,6 @@ def wait_for_the_one_before(item: tuple[str, int]) -> Mapping[str, Any]:
     return {"said": not number or mark.exists()}
 
 
-@pytest.mark.slow
 def test_who_has_ended_is_said_while_others_go_on(ray_cluster: None, tmp_path: Path) -> None:
     """So that an archive has all finished runs whatever ends the study."""
     items, ended = [(str(tmp_path), number) for number in range(3)], list[int]()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -102,14 +103,32 @@ def test_one_process_compiles_however_many_runs_begin(
 
     monkeypatch.setattr(subprocess, "Popen", waits)
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    try:
+        assert ahead.begin()
+        assert not ahead.begin()
+        children[0].kill()  # without a stamp: the next run begins again
+        children[0].wait()
+        assert ahead.begin()
+        assert len(children) == 2
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+@pytest.mark.parametrize("function", ["fcntl.flock", "os.open"])
+def test_where_there_are_no_locks_it_is_started_all_the_same(
+    function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    started: list[tuple[int, ...]] = []
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(ahead, "_start", lambda lock: not started.append(lock))
+    monkeypatch.setattr(f"rayfl.training.ahead.{function}", fails)
     assert ahead.begin()
-    assert not ahead.begin()
-    children[0].kill()  # without a stamp: the next run begins again
-    children[0].wait()
-    assert ahead.begin()
-    children[1].kill()
-    children[1].wait()
-    assert len(children) == 2
+    assert len(started[0]) == (function == "fcntl.flock")
 
 
 def test_where_nothing_can_be_kept_nothing_is_started(

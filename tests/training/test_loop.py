@@ -16,7 +16,7 @@ from rayfl.models import ModelSpec
 from rayfl.random import key, orders
 from rayfl.training import LocalWork
 from rayfl.training.batches import Batches
-from rayfl.training.loop import LoopEngine
+from rayfl.training.loop import LoopEngine, seeded
 from tests.training.bounds import rounding
 from tests.training.conftest import make_samples, make_spec
 
@@ -276,3 +276,15 @@ def test_two_steps_with_momentum_and_decay_by_hand():
     w1 = w0 - 0.3 * v1
     v2 = 0.5 * v1 + gradient(w1) + 0.1 * w1
     np.testing.assert_allclose(block.rows[0].numpy(), w1 - 0.3 * v2, rtol=0, atol=ROUNDING)
+
+
+def test_generators_are_seeded_as_by_manual_seed_those_of_gpus_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpus: list[int] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.manual_seed_all", on_gpus.append)
+    before = torch.get_rng_state()
+    with seeded(2**63 + 7):
+        drawn = torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert on_gpus == [2**62 + 3]
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(2**62 + 3)))

@@ -18,10 +18,10 @@ from rayfl.models import Model, ModelSpec
 from rayfl.models.lstm import Lstm
 from rayfl.training import LocalWork
 from rayfl.training.batched import BatchedEngine, Unsupported, layers
-from rayfl.training.batched.reading import read
+from rayfl.training.batched.reading import drawn, read
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
-from rayfl.training.loop import LoopEngine
+from rayfl.training.loop import LoopEngine, seeded
 from tests.training.conftest import stepwise
 from tests.training.test_batched import SGDS, assert_equal, random_samples
 from tests.training.test_recurrent import texts
@@ -626,3 +626,13 @@ def test_small_images_of_all_clients_go_together_and_large_ones_apart(
     apart = stepwise(spec, batches, 0).train(*given)
     assert len(calls) == before
     torch.testing.assert_close(together.rows, apart.rows, rtol=0, atol=1e-5)
+
+
+def test_a_normal_number_kept_for_later_is_part_of_what_is_drawn() -> None:
+    """NumPy draws two at a time."""
+    with seeded(1):
+        np.random.standard_normal()  # noqa: NPY002
+        before = drawn()
+        assert drawn() == before
+        np.random.standard_normal()  # noqa: NPY002
+        assert drawn() != before
