@@ -711,9 +711,6 @@ def _state(module: nn.Module) -> list[Any]:
 def drawn() -> tuple[object, ...]:
     """The states of the generators that a forward pass may draw from."""
     state = np.random.get_state(legacy=False)  # noqa: NPY002
-    numbers = [
-        *state.pop("state").values(),
-        *state.values(),
-    ]  # also a normal number kept for later
+    numbers = [*state.pop("state").values(), *state.values()]  # a normal number may be kept for later
     numpy = [each.tobytes() if isinstance(each, np.ndarray) else each for each in numbers]
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy
