@@ -65,9 +65,7 @@ def dump(values: Mapping[str, Any]) -> str:
 def is_dump(text: str, values: Mapping[str, Any]) -> bool:
     """Whether the text is what :func:`dump` writes of the values, with libyaml or without: lines are broken
     differently."""
-    if text == dump(values):
-        return True
-    return text == yaml.dump(values, Dumper=_PythonDumper, sort_keys=False)
+    return text in (dump(values), yaml.dump(values, Dumper=_PythonDumper, sort_keys=False))
 
 
 def as_value(value: Any) -> str:
@@ -153,8 +151,8 @@ def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Quotes the text that :class:`_Loader` would take for a number. It is libyaml's, where PyYAML has it,
-    which is five times as fast; they break long lines differently."""
+    """Quotes the text that :class:`_Loader` would take for a number. It is libyaml's where PyYAML has that,
+    which is five times as fast and breaks long lines differently."""
 
 
 class _TrustedLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

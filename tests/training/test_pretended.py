@@ -54,7 +54,7 @@ def test_engines_train_there(case: str, engine: str, elsewhere: Callable[..., An
 
 
 SLOW = (*LARGE, "averaging", "lenet5", "lenet5-bn", "subfedavg_cnn")
-"""Other convolutions; the first is trained above."""
+"""Convolutions; ``averaging`` is trained above."""
 
 
 @pytest.mark.parametrize(
