@@ -36,8 +36,8 @@ KERNELS = [
     for each in vars(module).values()
     if isinstance(each, Dispatcher)
     and each.py_func.__module__ == module.__name__
-    # These two are called by client_kernel alone, and part of it.
-    and each not in (conv_kernels.weight_gradient, conv_kernels.input_gradient)
+    # These are called by client_kernel alone, and part of it.
+    and each.__name__ not in ("weight_gradient", "input_gradient", "forward_interleaved")
 ] + [client_kernel.train, client_kernel.outputs]
 
 

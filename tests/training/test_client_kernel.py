@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,12 +15,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba.core.codegen import get_host_cpu_features
 from torch import nn
 
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.training import LocalWork, Terms
 from rayfl.training.batched import BatchedEngine, Unsupported, activation_kernels, client_kernel, compiled
+from rayfl.training.batched.reading import read
 from rayfl.training.batched.steps import StepPlan
+from rayfl.training.batched.vectors import LANES, WIDE
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
 from rayfl.training.guides import Guides
@@ -24,6 +31,8 @@ from rayfl.training.loop import LoopEngine
 from tests.training.bounds import UNIT, Truth
 from tests.training.conftest import make_samples, stepwise
 from tests.training.test_terms import EXTRAS, OPTIONS, PLAIN, job, make_terms, make_work, train
+
+CPU = torch.device("cpu")
 
 
 def batch_norm(outputs: int, eps: float = 1e-5, momentum: float = 0.1) -> nn.Module:
@@ -455,10 +464,14 @@ def test_kernels_stay_within_their_memory(case: str, monkeypatch: pytest.MonkeyP
         return whole[:size]
 
     spec = make_case(case)
+    model, x = torch.from_numpy(spec.initial()), torch.randn(37, *spec.shape)
     right = train(BatchedEngine, spec, PLAIN, SIZES, Terms())
+    outputs = _after(BatchedEngine(spec, Batches(make_samples(spec.shape), CPU), 0), model, x)
     monkeypatch.setattr(compiled, "_zeros", guarded)
     found = train(BatchedEngine, spec, PLAIN, SIZES, Terms())
+    engine = BatchedEngine(spec, Batches(make_samples(spec.shape), CPU), 0)
     assert torch.equal(found.rows, right.rows)
+    assert torch.equal(_after(engine, model, x), outputs)
     assert behind
     assert np.isnan(behind).all()
 
@@ -503,7 +516,7 @@ FORWARD = {**CASES, "dropout": (Dropped(), (3, 12, 12)), "large": (MODELS["mlp"]
 def test_outputs_are_those_of_the_module(case: str) -> None:
     model, shape = FORWARD[case]
     spec = ModelSpec.of(model, shape, 5, 0)
-    engine = BatchedEngine(spec, Batches(make_samples(shape), torch.device("cpu")), 0)
+    engine = BatchedEngine(spec, Batches(make_samples(shape), CPU), 0)
     tested = engine.forward._compiled
     assert tested is not None
     exact = spec.build().double().eval()
@@ -564,7 +577,7 @@ def test_large_layers_are_left_to_the_library() -> None:
         spec = ModelSpec.of(
             Large(outputs=outputs, window=window, hidden=hidden, front=front), (3, 32, 32), 5, 0
         )
-        engine = BatchedEngine(spec, Batches(make_samples((3, 32, 32)), torch.device("cpu")), 0)
+        engine = BatchedEngine(spec, Batches(make_samples((3, 32, 32)), CPU), 0)
         assert (engine.compiled is not None) is trained
         assert (engine.forward._compiled is not None) is tested
         if engine.forward._compiled is not None:
@@ -605,13 +618,17 @@ class Large(Model):
         return nn.Sequential(*body, nn.Linear(self.hidden, classes))
 
 
-def test_a_forward_pass_is_the_same_after_any_other() -> None:
-    spec = make_case("lenet5")
-    engine = BatchedEngine(spec, Batches(make_samples((1, 28, 28)), torch.device("cpu")), 0)
-    x = torch.randn(40, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("case", ["lenet5", "padding"])
+def test_a_forward_pass_is_the_same_after_any_other(case: str) -> None:
+    spec = make_case(case)
+    engine = BatchedEngine(spec, Batches(make_samples(spec.shape), CPU), 0)
+    x = torch.randn(40, *spec.shape, generator=torch.Generator().manual_seed(1))
     model, other = (torch.from_numpy(spec.initial(index=k)) for k in (0, 1))
     first = _after(engine, model, x)
     _after(engine, other, 1e6 * x.flip(0))
+    for n in (1, 9, 3):  # a few samples lie in memory in another order than many
+        _after(engine, other, 1e6 * x[:n])
+        assert torch.equal(_after(engine, model, x), first)
     engine.train(LocalWork(1, 10, 0.1), 0, [0], [np.arange(20)], other[None])
     assert torch.equal(_after(engine, model, x), first)
     assert not torch.equal(_after(engine, other, x), first)
@@ -622,25 +639,63 @@ def test_a_forward_pass_is_the_same_after_any_other() -> None:
 def test_no_layer_hides_a_nan(case: str) -> None:
     """Neither ReLU nor the maximum of a pooling; here of one weight of the first layer."""
     spec = make_case(case)
-    engine = BatchedEngine(spec, Batches(make_samples(spec.shape), torch.device("cpu")), 0)
+    engine = BatchedEngine(spec, Batches(make_samples(spec.shape), CPU), 0)
     model = torch.from_numpy(spec.initial())
     model[0] = torch.nan
-    x = torch.randn(3, *spec.shape, generator=torch.Generator().manual_seed(1))
-    found = _after(engine, model, x)
     exact = spec.build().eval()
     spec.load(exact, model)
-    assert torch.equal(found.isnan(), exact(x).isnan())
-    assert found.isnan().any()
+    for n in (3, 30):
+        x = torch.randn(n, *spec.shape, generator=torch.Generator().manual_seed(1))
+        found = _after(engine, model, x)
+        assert torch.equal(found.isnan(), exact(x).isnan())
+        assert found.isnan().any()
+
+
+@pytest.mark.parametrize("case", ["lenet5", "padding", "no bias", "nested", "lenet5-bn"])
+def test_interleaved_samples_have_the_same_outputs(case: str) -> None:
+    """To the last bit: a sample's convolutions do not depend on how it lies in memory, nor on the others."""
+    spec = make_case(case)
+    forward = compiled.CompiledForward(spec, read(spec, training=False))
+    assert forward._interleaved == sum(isinstance(layer, nn.Conv2d) for layer in spec.build().modules())
+    model, x = torch.from_numpy(spec.initial(index=1)), torch.randn(203, *spec.shape)
+    found = [forward.outputs(model, x[:n]) for n in (203, 80, 41, 16, 9, 1)]
+    forward._interleaved = 0
+    for outputs in found:
+        assert torch.equal(outputs, forward.outputs(model, x[: len(outputs)]))
+
+
+@pytest.mark.slow
+def test_the_width_of_registers_changes_no_bit(tmp_path: Path) -> None:
+    """Without AVX-512, as far as Numba knows, vectors are half as wide."""
+    if WIDE == LANES:
+        pytest.skip("this processor has no AVX-512")
+    few = ",".join(f for f in get_host_cpu_features().split(",") if "avx512" not in f)
+    code = (
+        "import torch; from rayfl.training.batched import vectors, compiled, reading;"
+        "from tests.training.test_client_kernel import make_case;"
+        "spec = make_case('lenet5'); torch.manual_seed(0);"
+        "forward = compiled.CompiledForward(spec, reading.read(spec, training=False));"
+        "outputs = forward.outputs(torch.from_numpy(spec.initial()), torch.randn(45, *spec.shape));"
+        "print(vectors.WIDE, outputs.numpy().tobytes().hex())"
+    )
+    told = []
+    for features in ({}, {"NUMBA_CPU_FEATURES": few}):
+        environment = {**os.environ, **features, "NUMBA_CACHE_DIR": str(tmp_path)}
+        found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert not found.returncode, found.stderr
+        told.append(found.stdout.split())
+    assert [wide for wide, _ in told] == [str(WIDE), str(LANES)]
+    assert told[0][1] == told[1][1]
 
 
 def test_other_samples_are_left_to_the_module() -> None:
     spec = make_case("lenet5")
-    engine = BatchedEngine(spec, Batches(make_samples((1, 28, 28)), torch.device("cpu")), 0)
+    engine = BatchedEngine(spec, Batches(make_samples((1, 28, 28)), CPU), 0)
     model = torch.from_numpy(spec.initial())
     with pytest.raises(RuntimeError, match="shape"):
         _after(engine, model, torch.zeros(3, 1, 20, 20))
     other = ModelSpec.of(MODELS["resnet9"](), (3, 32, 32), 5, 0)
-    batches = Batches(make_samples((3, 32, 32)), torch.device("cpu"))
+    batches = Batches(make_samples((3, 32, 32)), CPU)
     start, x = torch.from_numpy(other.initial()), torch.ones(2, 3, 32, 32)
     exact = other.build().eval()
     other.load(exact, start)

@@ -30,7 +30,7 @@ from rayfl.training.batched import (
 from rayfl.training.batched.descent import Floats, Step, descend, descend_product
 from rayfl.training.batched.jit import jit
 from rayfl.training.batched.loss_kernel import cross_entropy
-from rayfl.training.batched.vectors import LANES, copy
+from rayfl.training.batched.vectors import LANES, WIDE, copy, get, store
 
 (CONVOLUTION, NORMED, PLAIN, LINEAR, BATCH_NORM, KNOWN_NORM, GROUP_NORM) = range(7)
 (FLATTEN, MAXIMUM, MEAN, ACTIVATION, DROPOUT, BRANCH, JOIN) = range(7, 14)
@@ -68,6 +68,9 @@ the scale of what its dropout keeps."""
 
 _CHUNK = 512
 """Features for which all samples are visited before the next: their gradients stay in the nearest cache."""
+
+_GROUPS = 5
+"""Groups of WIDE interleaved samples before the other layers, which take five samples at a time, or ten."""
 
 _ZERO = np.float32(0)
 
@@ -250,7 +253,7 @@ def train(  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def outputs(network, numbers, w, first, x, most, draws, memory, logits):  # type: ignore[no-untyped-def]
+def outputs(network, numbers, w, first, x, most, interleaved, draws, memory, logits):  # type: ignore[no-untyped-def]
     """Compute the network's outputs for samples.
 
     Args:
@@ -259,21 +262,34 @@ def outputs(network, numbers, w, first, x, most, draws, memory, logits):  # type
         w: a model ``(P,)`` float32.
         x: samples ``(n, size)`` float32.
         most: number of samples for which there is memory.
+        interleaved: how many of the first layers, each a ``CONVOLUTION``, take interleaved samples if there
+            are enough of them; unless it is 0, there is memory for WIDE samples or more.
         draws: empty, or None as for :func:`train`.
-        memory: see :class:`Memory`; of the gradients, only ``dbias`` and ``dplane`` are used.
+        memory: see :class:`Memory`; of the gradients, only ``grads``, ``dbias`` and ``dplane`` are used.
         logits: ``(n, classes)`` float32, written.
     """
     last = network[len(network) - 1]
     classes, logits_at = last[OUTPUT], last[TO]
-    for begin in range(0, len(x), most):
-        batch = min(most, len(x) - begin)
-        for b in range(batch):
-            inputs = memory.acts[network[0, FROM] + b * network[0, SIZE] :]
-            _copy_sample(x[begin + b], first.channels, first.pixels, inputs)
-        _forward(network, numbers, batch, w, w, draws, memory)
-        for b in range(batch):
-            logits_begin = logits_at + b * classes
-            logits[begin + b] = memory.acts[logits_begin : logits_begin + classes]
+    convolved = interleaved if len(x) > WIDE // 2 else 0  # the other layers take a few samples at a time
+    remaining = network[convolved:]
+    size, at_once = remaining[0, SIZE], _GROUPS * WIDE if convolved else most
+    features = np.empty(at_once * size if convolved else 0, np.float32)
+    for start in range(0, len(x), at_once):
+        stop = min(start + at_once, len(x))
+        if convolved:
+            _convolve_interleaved(network[:convolved], w, x[start:stop], memory, features)
+        for begin in range(start, stop, most):
+            batch = min(most, stop - begin)
+            for b in range(batch):
+                inputs = memory.acts[remaining[0, FROM] + b * size :]
+                if convolved:
+                    copy(inputs, 0, features, (begin - start + b) * size, size)
+                else:
+                    _copy_sample(x[begin + b], first.channels, first.pixels, inputs)
+            _forward(remaining, numbers[convolved:], batch, w, w, draws, memory)
+            for b in range(batch):
+                logits_begin = logits_at + b * classes
+                logits[begin + b] = memory.acts[logits_begin : logits_begin + classes]
 
 
 @jit(fastmath={"contract"})
@@ -430,22 +446,84 @@ def _geometry(layer, batch):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _convolve(layer, batch, w, memory, y, winners):  # type: ignore[no-untyped-def]
-    """Forward through a convolution and, unless ``winners`` is empty, its pooling and ReLU."""
+def _bias(layer, w, memory):  # type: ignore[no-untyped-def]
+    """The bias of a convolution; zeros if it has none."""
     outputs = layer[OUTPUTS]
     zeros = memory.dbias
     if layer[BIAS] < 0:
         zeros[:outputs] = _ZERO
-    bias = zeros[:outputs] if layer[BIAS] < 0 else w[layer[BIAS] : layer[BIAS] + outputs]
+    return zeros[:outputs] if layer[BIAS] < 0 else w[layer[BIAS] : layer[BIAS] + outputs]
+
+
+@jit(fastmath={"contract"})
+def _convolve(layer, batch, w, memory, y, winners):  # type: ignore[no-untyped-def]
+    """Forward through a convolution and, unless ``winners`` is empty, its pooling and ReLU."""
     conv_kernels.forward(
         memory.acts[layer[FROM] :],
         _weights(layer, w),
-        bias,
+        _bias(layer, w, memory),
         _geometry(layer, batch),
         memory.padded[layer[PADDED] :],
         y,
         winners,
     )
+
+
+@jit(fastmath={"contract"})
+def _convolve_interleaved(network, w, x, memory, features):  # type: ignore[no-untyped-def]
+    """Forward through convolutions, with their poolings and ReLUs, of interleaved samples.
+
+    The inputs of each layer lie in ``padded``, the outputs of the last one in ``grads``, from where they go
+    to ``features``, sample by sample.
+    """
+    for number in range(len(network)):
+        layer = network[number]
+        if layer[PADDING]:
+            rows, columns = layer[HEIGHT] + 2 * layer[PADDING], layer[WIDTH] + 2 * layer[PADDING]
+            begin = layer[PADDED]
+            memory.padded[begin : begin + rows * columns * layer[CHANNELS] * WIDE] = _ZERO
+    last = network[len(network) - 1]
+    size = last[OUTPUT]
+    for start in range(0, len(x), WIDE):
+        used = min(WIDE, len(x) - start)
+        _interleave(x[start : start + used], network[0], memory.padded[network[0, PADDED] :])
+        for number in range(len(network)):
+            layer = network[number]
+            margin, y = 0, memory.grads[last[TO] :]
+            if number + 1 < len(network):
+                margin, y = network[number + 1, PADDING], memory.padded[network[number + 1, PADDED] :]
+            conv_kernels.forward_interleaved(
+                memory.padded[layer[PADDED] :],
+                _weights(layer, w),
+                _bias(layer, w, memory),
+                _geometry(layer, used),
+                margin,
+                y,
+            )
+        for b in range(used):
+            of, begin = last[TO] + b, (start + b) * size
+            for k in range(begin, begin + size):
+                store(features, k, get(memory.grads, of))
+                of += WIDE
+
+
+@jit(fastmath={"contract"})
+def _interleave(x, layer, padded):  # type: ignore[no-untyped-def]
+    """Copy up to WIDE images, channels first, to ``(row, column, channel, WIDE)`` inside of the padding.
+
+    Lanes without a sample repeat the last one: whatever lay there before could be numbers so small that the
+    processor takes a hundred times as long for them.
+    """
+    channels, height, width, padding = layer[CHANNELS], layer[HEIGHT], layer[WIDTH], layer[PADDING]
+    for i in range(channels):
+        for r in range(height):
+            of = (i * height + r) * width
+            first_pixel = ((r + padding) * (width + 2 * padding) + padding) * channels + i
+            for lane in range(WIDE):
+                sample, to = x[min(lane, len(x) - 1)], first_pixel * WIDE + lane
+                for k in range(of, of + width):
+                    store(padded, to, get(sample, k))
+                    to += channels * WIDE
 
 
 @jit(fastmath={"contract"})

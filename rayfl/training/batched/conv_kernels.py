@@ -16,6 +16,9 @@ are K * channels consecutive floats. Everything is then a product of a scalar wi
 The vectors are explicit (:mod:`.vectors`): sums stay in registers over a whole window. Their order depends
 neither on the number of clients in a call nor on the width of the machine's registers.
 
+Forward passes alone are twice as fast with interleaved samples, (``height, width, channels, sample``): see
+:func:`forward_interleaved`.
+
 For a convolution without pooling, or before a normalisation (:mod:`.norm_kernels`), the forward pass writes
 the outputs of the convolution alone, and every window has a gradient: :func:`weight_gradient` sums over all
 windows, and :func:`input_gradient` is itself a convolution.
@@ -29,7 +32,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.training.batched.jit import jit
-from rayfl.training.batched.vectors import LANES, copy, get, load, multiply_add, splat, store, store_maximum
+from rayfl.training.batched.vectors import (
+    LANES,
+    WIDE,
+    copy,
+    get,
+    largest,
+    load,
+    multiply_add,
+    splat,
+    store,
+    store_maximum,
+    wide_load,
+    wide_splat,
+)
 
 
 class Geometry(NamedTuple):
@@ -136,6 +152,63 @@ def forward(
                             neighbour = window + 2 * channels
                             at_b = at + outputs + lane
                             store_maximum(y, winner, at_b, neighbour, channels, row, b00, b01, b10, b11)
+
+
+@jit(fastmath=False)  # NaN must win a maximum, as in PyTorch
+def forward_interleaved(padded, weight, bias, geometry, margin, y):  # type: ignore[no-untyped-def]
+    """The pooled outputs of WIDE interleaved samples: each has a lane of the vectors.
+
+    The sums have the order of those of :func:`forward`, so the results are the same, in half the time if all
+    lanes are used; but there are no winners for a backward pass.
+
+    Args:
+        padded: samples ``(height + 2 padding, width + 2 padding, channels, WIDE)``.
+        weight: ``(outputs, channels, K, K)``.
+        bias: ``(outputs,)``.
+        geometry: the sizes, of which the batch is not used.
+        margin: width of a margin around the outputs, which remains as it is.
+        y: receives ``relu(maximum)``: ``(pooled height + 2 margin, pooled width + 2 margin, outputs, WIDE)``.
+    """
+    _, _, channels, height, width, outputs, kernel, padding = geometry
+    row = (width + 2 * padding) * channels * WIDE
+    pooled_height = (height + 2 * padding - kernel + 1) // 2
+    pooled_width = (width + 2 * padding - kernel + 1) // 2
+    size, right = kernel * channels, channels * WIDE
+    w = np.zeros((outputs + 1) // 2 * kernel * size * 2, np.float32)  # (pair, row, float of it, one of both)
+    b = np.zeros(outputs + 1, np.float32)
+    k = 0
+    for o in range(outputs):
+        b[o] = bias[o]
+        for i in range(channels):
+            for v in range(kernel):
+                for u in range(kernel):
+                    w[(o // 2 * kernel * size + v * size + u * channels + i) * 2 + o % 2] = weight[k]
+                    k += 1
+    for p in range(pooled_height):
+        for q in range(pooled_width):
+            to = ((p + margin) * (pooled_width + 2 * margin) + q + margin) * outputs * WIDE
+            tap = 0
+            for o in range(0, outputs, 2):  # eight sums, of two outputs, fill the multipliers' pipelines
+                a00 = a01 = a10 = a11 = wide_splat(get(b, o))
+                b00 = b01 = b10 = b11 = wide_splat(get(b, o + 1))
+                for v in range(kernel):
+                    of = (2 * p + v) * row + 2 * q * right
+                    for _ in range(size):
+                        weight_a, weight_b = wide_splat(get(w, tap)), wide_splat(get(w, tap + 1))
+                        x = wide_load(padded, of)
+                        a00, b00 = multiply_add(x, weight_a, a00), multiply_add(x, weight_b, b00)
+                        x = wide_load(padded, of + right)
+                        a01, b01 = multiply_add(x, weight_a, a01), multiply_add(x, weight_b, b01)
+                        x = wide_load(padded, of + row)
+                        a10, b10 = multiply_add(x, weight_a, a10), multiply_add(x, weight_b, b10)
+                        x = wide_load(padded, of + row + right)
+                        a11, b11 = multiply_add(x, weight_a, a11), multiply_add(x, weight_b, b11)
+                        tap += 2
+                        of += WIDE
+                store(y, to, largest(a00, a01, a10, a11))
+                if o + 1 < outputs:
+                    store(y, to + WIDE, largest(b00, b01, b10, b11))
+                to += 2 * WIDE
 
 
 @jit(fastmath=False)  # NaN must win a maximum, as in PyTorch

@@ -11,14 +11,19 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils, config
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic, models, register_model
 
 LANES = 8
 """Floats in a vector: one AVX register, two NEON registers; LLVM splits it where registers are narrower."""
 
+_features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+
+WIDE = 16 if "+avx512f" in _features else LANES
+"""Floats in a wide vector, one register of AVX-512: for kernels whose results do not depend on it."""
+
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
-_FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES)
 
 _Function = Callable[..., Any]
 _operation: Callable[[_Function], _Function] = intrinsic
@@ -26,21 +31,23 @@ _model: Callable[[Any], Callable[[type], type]] = register_model
 
 
 class _Vector(types.Type):  # type: ignore[misc]
-    """Numba's type for LLVM's vector of LANES floats."""
+    """Numba's type for LLVM's vector of floats."""
 
-    def __init__(self) -> None:
-        super().__init__(f"float32x{LANES}")
+    def __init__(self, lanes: int) -> None:
+        super().__init__(f"float32x{lanes}")
+        self.lanes, self.floats = lanes, ir.VectorType(_FLOAT, lanes)
 
 
 @_model(_Vector)
 class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
     """Represents a vector by LLVM's own type, which is kept in a register."""
 
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, _FLOATS)
+    def __init__(self, manager: Any, kind: _Vector) -> None:
+        super().__init__(manager, kind, kind.floats)
 
 
-_vector = _Vector()
+_vector, _wide_vector = _Vector(LANES), _Vector(WIDE)
+_FLOATS, _INTS = _vector.floats, ir.VectorType(_INT, LANES)
 
 
 def _pointer(context: Any, builder: Any, kind: Any, array: Any, index: Any, element: Any) -> Any:
@@ -53,7 +60,14 @@ def _broadcast(builder: Any, scalar: Any, vector: Any) -> Any:
     """A vector of equal lanes."""
     undefined = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(undefined, scalar, ir.Constant(_INT, 0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(_INTS, [0] * LANES))
+    zeros = ir.Constant(ir.VectorType(_INT, vector.count), [0] * vector.count)
+    return builder.shuffle_vector(first, undefined, zeros)
+
+
+def _is_better(builder: Any, candidate: Any, best: Any) -> Any:
+    """In which lanes the candidate is larger, or NaN, which beats all as in PyTorch."""
+    greater = builder.fcmp_ordered(">", candidate, best)
+    return builder.or_(greater, builder.fcmp_unordered("uno", candidate, candidate))
 
 
 @_operation
@@ -67,24 +81,32 @@ def get(typing: Any, array: Any, index: Any) -> Any:
     return array.dtype(array, types.intp), generate
 
 
-@_operation
-def splat(typing: Any, scalar: Any) -> Any:
-    """A vector of equal lanes."""
+def _splatting(vector: _Vector) -> _Function:
+    def splat(typing: Any, scalar: Any) -> Any:
+        """A vector of equal lanes."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _broadcast(builder, args[0], _FLOATS)
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return _broadcast(builder, args[0], vector.floats)
 
-    return _vector(types.float32), generate
+        return vector(types.float32), generate
+
+    return _operation(splat)
 
 
-@_operation
-def load(typing: Any, array: Any, index: Any) -> Any:
-    """``array[index : index + LANES]``."""
+def _loading(vector: _Vector) -> _Function:
+    def load(typing: Any, array: Any, index: Any) -> Any:
+        """The elements of ``array`` from ``index`` on, one in each lane."""
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load(_pointer(context, builder, array, args[0], args[1], _FLOATS), align=4)
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return builder.load(_pointer(context, builder, array, args[0], args[1], vector.floats), align=4)
 
-    return _vector(array, types.intp), generate
+        return vector(array, types.intp), generate
+
+    return _operation(load)
+
+
+splat, wide_splat = _splatting(_vector), _splatting(_wide_vector)
+load, wide_load = _loading(_vector), _loading(_wide_vector)
 
 
 @_operation
@@ -122,11 +144,25 @@ def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
     """``a * b + c``, rounded once where the machine can."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(_FLOATS, [_FLOATS] * 3)
-        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{LANES}f32")
+        kind = ir.FunctionType(a.floats, [a.floats] * 3)
+        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{a.lanes}f32")
         return builder.call(function, args)
 
-    return _vector(_vector, _vector, _vector), generate
+    return a(a, a, a), generate
+
+
+@_operation
+def largest(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """ReLU of the maximum of four vectors in each lane. As in PyTorch, NaN beats all."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        best = args[0]
+        for candidate in args[1:]:
+            best = builder.select(_is_better(builder, candidate, best), candidate, best)
+        zero = ir.Constant(a.floats, [0.0] * a.lanes)
+        return builder.select(builder.fcmp_unordered(">", best, zero), best, zero)
+
+    return a(a, a, a, a), generate
 
 
 @_operation
@@ -140,8 +176,7 @@ def store_larger(typing: Any, y: Any, winner: Any, at: Any, x: Any, of: Any, fir
         winners_at = _pointer(context, builder, winner, winner_, at_, _INTS)
         best, winners = builder.load(best_at, align=4), builder.load(winners_at, align=4)
         candidate = builder.load(_pointer(context, builder, x, x_, of_, _FLOATS), align=4)
-        greater = builder.fcmp_ordered(">", candidate, best)
-        better = builder.or_(greater, builder.fcmp_unordered("uno", candidate, candidate))
+        better = _is_better(builder, candidate, best)
         better = builder.or_(better, _broadcast(builder, first_, ir.VectorType(ir.IntType(1), LANES)))
         position = _broadcast(builder, builder.trunc(of_, _INT), _INTS)
         builder.store(builder.select(better, candidate, best), best_at, align=4)
@@ -178,8 +213,7 @@ def store_maximum(
         windows = (window_, neighbour, builder.add(window_, below_), builder.add(neighbour, below_))
         best, winners = args[6], _broadcast(builder, window_, _INTS)
         for pixel, start in zip(args[7:], windows[1:], strict=True):
-            greater = builder.fcmp_ordered(">", pixel, best)
-            better = builder.or_(greater, builder.fcmp_unordered("uno", pixel, pixel))
+            better = _is_better(builder, pixel, best)
             best = builder.select(better, pixel, best)
             winners = builder.select(better, _broadcast(builder, start, _INTS), winners)
         zero, no_winner = ir.Constant(_FLOATS, [0.0] * LANES), ir.Constant(_INTS, [-1] * LANES)
