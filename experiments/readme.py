@@ -235,7 +235,8 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         if claim.get("why"):
             verdict += f": {claim['why']}"
         interval = UNKNOWN if low is None else amounts(low, claim["high"], unit)
-        yield f"| {text} | {verdict} | {value} | {interval} | {claim.get('source', '')} |"
+        origin = "; ".join(filter(None, (claim.get("source", ""), claim.get("protocol", ""))))
+        yield f"| {text} | {verdict} | {value} | {interval} | {origin} |"
 
 
 def work(options: argparse.Namespace) -> None:

@@ -281,6 +281,11 @@ def study(
     prepared = prepare(read(file, size, overrides or [], only or [], seeds))
     if check and not prepared.statements:
         what, remedy = "the study has no claims to check", "add claims, or expected figures with a tolerance"
+        if prepared.study.claims_left_out:
+            what, remedy = (
+                "no claim is about these methods alone",
+                "run the methods that the claims name, too",
+            )
         raise ConfigError("--check", what, remedy)
     folder = out_folder or folder_of(prepared.study)
     check_folder(folder, prepared.study)
@@ -323,7 +328,7 @@ def study(
     if outcome.failed:
         raise typer.Exit(1)
     if check:
-        raise typer.Exit(claim_rules.EXIT_CODES[outcome.verdict])
+        raise typer.Exit(claim_rules.EXIT_CODES[outcome.verdict or "undecided"])
 
 
 def _say_held_out(prepared: Any) -> None:

@@ -79,3 +79,18 @@ def test_ranks_are_means_over_blocks() -> None:
     assert mean_ranks(table).tolist() == [1.5, 1.5, 3.0]
     assert mean_ranks([[1, 1, 2]], higher_is_better=False).tolist() == [1.5, 1.5, 3.0]
     assert np.isnan(mean_ranks([[1, math.nan]])).all()
+
+
+def test_numbers_that_are_equal_but_for_rounding_do_not_differ() -> None:
+    """Differences of 1e-14 between numbers near 70 would have a p-value of 0.015."""
+    base = np.array([70.1, 71.3, 69.9, 70.7])
+    found = paired_difference(base + 1.4e-14 * np.array([1, 1, 2, 1]), base)
+    assert (found.mean, found.low, found.high) == (0, 0, 0)
+    assert math.isnan(found.p)
+    shifted = paired_difference(base + 1.0, base)
+    assert shifted.low == shifted.high == pytest.approx(1.0)
+    assert math.isnan(shifted.p)
+    small = paired_difference(
+        base + 1e-6 * np.array([1, 2, 3, 2]), base
+    )  # small differences remain differences
+    assert 0 < small.p < 0.05

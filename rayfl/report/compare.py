@@ -79,6 +79,13 @@ class Group:
         """Whether the last evaluation of a run was an estimate from a few clients."""
         return any(row.get("estimated_from") is not None for row in self.rows)
 
+    @property
+    def changed_code(self) -> list[str]:
+        """Names of plug-ins, or ``rayfl``, of which the runs had different versions."""
+        codes = [run.code for run in self.runs]
+        names = dict.fromkeys(name for code in codes for name in code)
+        return [name for name in names if len({code[name] for code in codes if name in code}) > 1]
+
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
@@ -232,6 +239,12 @@ class Comparison:
             )
         elif accurate:
             text += " ± is the standard error over clients."
+        for group in self.groups:
+            if group.changed_code:
+                changed = _listed(group.changed_code)
+                text += (
+                    f" Of {changed}, runs of {group.name} had different versions: not only seeds may differ."
+                )
         estimates = self.runs.get("estimated_from")
         if estimates is not None and estimates.notna().any():
             text += " ≈ marks an estimate from a few clients, which never counts as best."

@@ -43,6 +43,7 @@ class RunFiles:
         clusters: ``clusters.json``.
         summary: ``summary.json``; empty while the run is not finished.
         status: ``status.json``; empty for older runs.
+        plugins: ``plugins.json``; empty without plug-ins.
         rounds, groups, clients, communication, labels: the CSV files of these names. Older runs have no
             ``groups.csv`` or ``labels.csv``; these are not reported as missing.
         missing: files that do not exist or cannot be read, each with the reason.
@@ -55,6 +56,7 @@ class RunFiles:
     clusters: dict[str, Any]
     summary: dict[str, Any]
     status: dict[str, Any]
+    plugins: dict[str, Any]
     rounds: pd.DataFrame
     groups: pd.DataFrame
     clients: pd.DataFrame
@@ -113,6 +115,7 @@ class RunFiles:
             clusters=mapping("clusters.json", text("clusters.json")),
             summary=optional_mapping("summary.json"),
             status=optional_mapping("status.json"),
+            plugins=optional_mapping("plugins.json"),
             rounds=table("rounds.csv"),
             groups=optional_table("groups.csv"),
             clients=table("clients.csv"),
@@ -127,6 +130,16 @@ class RunFiles:
         for step in dotted.split("."):
             value = value.get(step) if isinstance(value, dict) else None
         return value
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The version of rayfl, and the hash of each plug-in that the run imported, by name, if known."""
+        versions = self.environment.get("versions")
+        version = versions.get("rayfl") if isinstance(versions, dict) else None
+        entries = self.plugins.get("plugins")
+        known = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+        hashes = {str(each.get("module")): str(each.get("sha256")) for each in known}
+        return {**({} if version is None else {"rayfl": str(version)}), **hashes}
 
     @property
     def measures(self) -> Mapping[str, str]:

@@ -35,9 +35,14 @@ Point = Mapping[str, str]
 Values = Callable[[str, Point, str], Mapping[int, float]]
 """Returns by seed the numbers of a method, at a point of the grid, in a column."""
 
-Reason = Callable[[str, Point, Point], str]
-"""Takes a method, a point of the grid, and the part of that point that the text should name. Returns which
-runs of the method are not finished there; empty if all are.
+Reason = Callable[[str, Point, Point, str], str]
+"""Takes a method, a point of the grid, the part of that point that the text should name, and a column.
+Returns which runs of the method are not finished there, or never reached the column's target; empty if none.
+"""
+
+Least = Callable[[str, Point, str], float | None]
+"""Takes a method, a point of the grid and a column. Returns what the column exceeds in all runs of the method
+there if it has a target that none reached, that is the rounds of a run; else None.
 """
 
 
@@ -59,8 +64,9 @@ class Statement:
         text: as written in the file.
         terms: of the sum; terms on the right have been moved to the left.
         comparison: ``>``, ``>=``, ``<``, ``<=`` or ``~``.
-        bound: the number with which the sum is compared.
+        bound: the number on the right, with which the sum is compared.
         tolerance: of ``~``.
+        constant: the number on the left, which is part of the sum.
     """
 
     text: str
@@ -68,6 +74,7 @@ class Statement:
     comparison: str
     bound: float
     tolerance: float = 0.0
+    constant: float = 0.0
 
     @property
     def methods(self) -> set[str]:
@@ -91,10 +98,10 @@ class Judgement:
     Attributes:
         statement: the claim.
         point: of the grid.
-        interval: of the sum over seeds, paired.
+        interval: of the sum over seeds, paired: all on the left of the claim, minus the terms on its right.
         verdict: ``holds`` if the whole interval satisfies the claim, ``fails`` if no part of it does,
             otherwise ``undecided``.
-        why: the reason why it is undecided; otherwise empty.
+        why: the reason why it is undecided, or decided without numbers; otherwise empty.
         source, protocol: of the publication that claims it.
     """
 
@@ -117,6 +124,9 @@ class Judgement:
             "low": self.interval.low if bounded else None,
             "high": self.interval.high if bounded else None,
             "seeds": self.interval.n,
+            "comparison": self.statement.comparison,
+            "bound": self.statement.bound,
+            **({"tolerance": self.statement.tolerance} if self.statement.comparison == "~" else {}),
             **({"why": self.why} if self.why else {}),
             **({"source": self.source} if self.source else {}),
             **({"protocol": self.protocol} if self.protocol else {}),
@@ -372,7 +382,7 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
         raise reader.fail("its numbers cancel out: nothing is compared", "compare two methods or two numbers")
     if not all(math.isfinite(100 * term.factor) for term in terms):
         raise reader.fail("a factor is too large", "a number below 1e300")
-    return Statement(reader.text, terms, compared, bound - constant, tolerance)
+    return Statement(reader.text, terms, compared, bound, tolerance, constant)
 
 
 def summed(terms: Iterable[Term], point: Point = MappingProxyType({})) -> tuple[Term, ...]:
@@ -399,7 +409,11 @@ _ROUNDING = 1e-12
 
 
 def judge(
-    statement: Statement, point: Point, values: Values, unfinished: Reason = lambda method, point, named: ""
+    statement: Statement,
+    point: Point,
+    values: Values,
+    reason: Reason = lambda method, point, named, column: "",
+    least: Least = lambda method, point, column: None,
 ) -> Judgement:
     """The verdict on a claim at a point of the grid.
 
@@ -407,11 +421,12 @@ def judge(
         statement: the claim.
         point: of the grid.
         values: the numbers of the runs.
-        unfinished: returns which runs have none because they are not finished.
+        reason: returns which runs have none, and why.
+        least: returns what the runs exceed if none has a number because they never reached a target.
     """
     numbers = [values(term.method, {**point, **term.at}, term.column) for term in statement.terms]
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in numbers))) if numbers else []
-    sums: NDArray[np.float64] = np.zeros(len(seeds))
+    sums: NDArray[np.float64] = np.full(len(seeds), statement.constant)
     for term, by_seed in zip(statement.terms, numbers, strict=True):
         sums = sums + term.factor * np.array([by_seed[seed] for seed in seeds], np.float64)
     interval = mean_interval(sums)
@@ -420,10 +435,10 @@ def judge(
         return Judgement(statement, point, interval, "undecided", "no runs")
     if incomplete or np.isnan(sums).any():
         reasons = dict.fromkeys(
-            unfinished(term.method, {**point, **term.at}, term.at) for term in statement.terms
+            reason(term.method, {**point, **term.at}, term.at, term.column) for term in statement.terms
         )
         why = "; ".join(filter(None, reasons)) or "some runs have no such number"
-        return Judgement(statement, point, interval, "undecided", why)
+        return Judgement(statement, point, interval, _verdict_without(statement, point, least), why)
     if np.isinf(sums).any():
         return Judgement(statement, point, interval, "undecided", "some runs have an infinite number")
     if not interval.bounded:
@@ -436,6 +451,20 @@ def judge(
         verdict,
         UNDECIDED if verdict == "undecided" else "",
     )
+
+
+def _verdict_without(statement: Statement, point: Point, least: Least) -> Verdict:
+    """The verdict on a claim about numbers that not all runs have: it is undecided, unless its only number is
+    that of runs none of which reached a target, and what they exceed decides."""
+    if len(statement.terms) != 1:
+        return "undecided"
+    [term] = statement.terms
+    exceeded = least(term.method, {**point, **term.at}, term.column)
+    if exceeded is None:
+        return "undecided"
+    end = math.copysign(math.inf, term.factor)
+    limit = math.nextafter(statement.constant + term.factor * exceeded, end)
+    return verdict_of(statement, min(limit, end), max(limit, end))
 
 
 def verdict_of(statement: Statement, low: float, high: float) -> Verdict:

@@ -195,7 +195,7 @@ def _target_of(column: Mapping[Any, Any]) -> dict[str, float]:
     with contextlib.suppress(TypeError, ValueError):  # several entries, or a target that is not a number
         ((name, target),) = column.items()
         known = re.fullmatch(r"(\w+_)?(rounds|bytes)_to", name)
-        if known and not isinstance(target, bool) and 0 < float(target) <= 100:
+        if known and not isinstance(target, bool) and 1 <= float(target) <= 100:
             return {name: float(target)}
     given = f"{{{', '.join(f'{key}: {value}' for key, value in column.items())}}}"
     given = given if len(given) <= 60 else f"{given[:57]}..."
@@ -392,6 +392,8 @@ class StudyFile(Section):
                 if label not in self.methods:
                     raise ValueError(f"{where}: no method {label!r}; {nearest(label, self.methods)}")
         for axis in self.report.by:
+            if self.report.by.count(axis) > 1:
+                raise ValueError(f"report.by: {axis} is named twice")
             if axis not in self.grid:
                 raise ValueError(f"report.by: the grid has no {axis!r}; {nearest(axis, self.grid)}")
         if self.report.reference is not None and self.report.reference not in self.methods:
@@ -399,8 +401,17 @@ class StudyFile(Section):
                 f"report.reference: no method {self.report.reference!r}; "
                 f"{nearest(self.report.reference, self.methods)}"
             )
+        given: dict[tuple[str, str, str, str], set[str]] = {}
         for published in self.expected:
-            for label in published.figures:
+            for label, figures in published.figures.items():
+                at = set(figures) if isinstance(figures, dict) else {""}
+                place = (published.source, published.protocol, published.column, label)
+                others = given.setdefault(place, set())
+                if at & others or (others and "" in at | others):
+                    raise ValueError(
+                        f"expected: {published.source!r} gives two figures of {label}; leave one out"
+                    )
+                others |= at
                 if label not in self.methods:
                     raise ValueError(f"expected: no method {label!r}; {nearest(label, self.methods)}")
         if self.tune is not None:
@@ -958,6 +969,7 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
         sized = _validated(content)
     except ConfigError as error:  # the study without the size is valid
         raise ConfigError(f"sizes.{size}: {error.where}", error.what, error.remedy) from None
+    _check_claims(sized, size)
     own = {f"methods.{label}": method for label, method in chosen.methods.items()}
     sized._size_name, sized._of_size = size, {"settings": chosen.settings, **own}
     for axis, points in sized.axes.items():
@@ -968,6 +980,16 @@ def _with_size(study: StudyFile, file_content: Mapping[str, Any], size: str) -> 
     if chosen.expected:
         _check_figures(sized, study)
     return sized
+
+
+def _check_claims(sized: StudyFile, size: str) -> None:
+    """Refuse claims that cannot be read at a size, which may have another grid."""
+    axes = {axis: list(at) for axis, at in sized.axes.items()}
+    for claim in sized.claims:
+        try:
+            parse_claim(claim.claim, sized.methods, axes)
+        except ConfigError as error:
+            raise ConfigError(f"sizes.{size}: {error.where}", error.what, error.remedy) from None
 
 
 def _layered(settings: Mapping[str, Any], added: Mapping[str, Any]) -> Settings:

@@ -126,9 +126,10 @@ class Study:
         return [{**judgement.to_dict(), **({"unit": unit} if unit else {})} for judgement, unit in with_units]
 
     @property
-    def verdict(self) -> Verdict:
-        """The verdict on all claims together: ``fails`` if one fails, ``holds`` if all hold."""
-        return overall(each.verdict for each in self.judgements) if self.judgements else "holds"
+    def verdict(self) -> Verdict | None:
+        """The verdict on all claims together: ``fails`` if one fails, ``holds`` if all hold; None if none was
+        checked."""
+        return overall(each.verdict for each in self.judgements) if self.judgements else None
 
     @property
     def failed(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from rayfl.study import searching, tables, tuning
 from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, StudyFile, shown
 from rayfl.study.plan import PlannedRun, hashed_settings, place_of, plan, points
-from rayfl.study.results import MOST_GROUPS, Results, check_column, group_of, is_percentage
+from rayfl.study.results import MOST_GROUPS, Results, check_column, group_of, is_percentage, known_numbers
 from rayfl.study.running import has_ended
 
 _MOST_SECONDS = 60.0
@@ -106,7 +106,15 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
     if study.tune is not None and not tuned and len(study.methods) == len(study.all_methods):
         raise ConfigError("tune", "its settings change no run of any method", "leave it out, or name others")
     tuning.check_metric(study)
+    for axis in study.axes:
+        if axis in known_numbers():
+            what, remedy = (
+                "is the name of a number of the tables",
+                f"name the axis otherwise, such as {axis}_set",
+            )
+            raise ConfigError(f"grid.{axis}", what, remedy)
     _check_axes(study, runs)
+    _check_methods(study, runs)
     prepared = Prepared(study, statements, candidates, runs)
     for each in prepared.named:
         if each.where == "report.columns" and "columns" not in study.report.model_fields_set:
@@ -148,20 +156,41 @@ def _check_percentages(study: StudyFile) -> None:
             raise ConfigError("expected", what, "multiply them by 100")
 
 
+def _check_methods(study: StudyFile, runs: Sequence[PlannedRun]) -> None:
+    """Refuse two methods that have the same runs.
+
+    Raises:
+        ConfigError
+    """
+    if study.tune is not None:  # what is chosen for one need not be what another sets itself
+        return
+    settings: dict[str, list[str]] = {}
+    for run in runs:
+        if run.seed == study.seeds[0]:
+            settings.setdefault(run.method, []).append(_settings_of(run))
+    labels: dict[tuple[str, ...], str] = {}
+    for label, of_runs in settings.items():
+        other = labels.setdefault(tuple(of_runs), label)
+        if other != label:
+            remedy = "leave one out, or an override that replaces what differs"
+            raise ConfigError("methods", f"{other} and {label} have the same settings", remedy)
+
+
 def _check_axes(study: StudyFile, runs: Sequence[PlannedRun]) -> None:
-    """Refuse two points of an axis at which every method has the same runs.
+    """Refuse an axis named like a number, and two points of an axis at which every method has the same runs.
 
     Raises:
         ConfigError
     """
     if len(study.methods) < len(study.all_methods):  # the points may differ for the others
         runs = plan(study.model_copy(update={"methods": study.all_methods, "seeds": study.seeds[:1]}))
-    first_runs = [
-        (run, json.dumps(hashed_settings(run.config, run.config.to_dict()), sort_keys=True))
-        for run in runs
-        if run.seed == study.seeds[0]
-    ]
+    first_runs = (
+        [(run, _settings_of(run)) for run in runs if run.seed == study.seeds[0]] if study.axes else []
+    )
     for axis, at in study.axes.items():
+        if axis in known_numbers():
+            remedy = f"name the axis otherwise, such as {axis}_set"
+            raise ConfigError(f"grid.{axis}", "tables have a number of this name", remedy)
         points_by_settings: dict[tuple[str, ...], str] = {}
         for point in at:
             settings = tuple(text for run, text in first_runs if run.point[axis] == point)
@@ -170,6 +199,11 @@ def _check_axes(study: StudyFile, runs: Sequence[PlannedRun]) -> None:
                 remedy = "leave one out: its settings change no number of a run, or are set elsewhere, too"
                 raise ConfigError(f"grid.{axis}", what, remedy)
             points_by_settings[settings] = point
+
+
+def _settings_of(run: PlannedRun) -> str:
+    """The settings that determine a run's numbers, as text."""
+    return json.dumps(hashed_settings(run.config, run.config.to_dict()), sort_keys=True)
 
 
 def as_chosen(prepared: Prepared) -> list[PlannedRun]:
@@ -272,6 +306,11 @@ def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
             if named.count(axis) > 1:
                 raise ConfigError(f"claims: {claim.claim!r}: at", f"names {axis} twice", "leave one out")
         statement = claim_rules.parse(claim.claim, study.methods, axes)
+        for axis in named:
+            if all(axis in term.at for term in statement.terms):
+                remedy = "leave it out of at or of the claim"
+                raise ConfigError(f"claims: {claim.claim!r}: at", f"{axis} is in brackets, too", remedy)
+        _refuse_fraction(statement)
         whole = (replace(statement, text=""), _at(claim, axes), claim.source, claim.protocol)
         if whole in seen:
             raise ConfigError(f"claims: {claim.claim!r}", "is given twice", "leave one out")
@@ -279,6 +318,19 @@ def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
         _refuse_foregone(study, claim, statement)
         statements.append((claim, statement))
     return statements
+
+
+def _refuse_fraction(statement: Statement) -> None:
+    """Refuse to compare a single accuracy, which is in percent, with a number between 0 and 1.
+
+    Raises:
+        ConfigError
+    """
+    [column, *others] = statement.columns
+    alone = not others and len(statement.terms) == 1 and not statement.constant
+    if alone and "accuracy" in column and is_percentage(column) and 0 < statement.bound < 1:
+        what = f"{column} is in percent, and {statement.bound:g} is below 1 %"
+        raise ConfigError(f"claims: {statement.text!r}", what, f"such as {100 * statement.bound:g}")
 
 
 def _at(claim: Claim, axes: Mapping[str, Sequence[str]]) -> dict[str, str]:
@@ -306,8 +358,8 @@ def _refuse_foregone(study: StudyFile, claim: Claim, statement: Statement) -> No
         if terms and not percentages:
             verdicts.add("undecided")
             continue
-        low = sum(min(0.0, 100 * term.factor) for term in terms)
-        high = sum(max(0.0, 100 * term.factor) for term in terms)
+        low = statement.constant + sum(min(0.0, 100 * term.factor) for term in terms)
+        high = statement.constant + sum(max(0.0, 100 * term.factor) for term in terms)
         verdicts.add(claim_rules.verdict_of(statement, low, high))
         if "fails" in verdicts:
             where = f"claims: {statement.text!r}" + (f" at {place_of(point)}" if not terms else "")
@@ -364,7 +416,9 @@ def judge(prepared: Prepared, results: Results) -> list[Judgement]:
             if place_of(varying) in judged:
                 continue
             judged.add(place_of(varying))
-            judgement = claim_rules.judge(statement, point, results.values, results.unfinished)
+            judgement = claim_rules.judge(
+                statement, point, results.values, results.why_without, results.least
+            )
             judgements.append(
                 Judgement(
                     statement,

@@ -286,6 +286,13 @@ class Results:
             by_point.setdefault((run.method, place), {})[run.seed] = numbers
         return by_point
 
+    @cached_property
+    def _runs_by_point(self) -> dict[tuple[str, str], list[PlannedRun]]:
+        runs: dict[tuple[str, str], list[PlannedRun]] = {}
+        for run in self.runs:
+            runs.setdefault((run.method, _point_key(run.point)), []).append(run)
+        return runs
+
     @property
     def points(self) -> list[dict[str, str]]:
         """The points of the grid."""
@@ -334,25 +341,47 @@ class Results:
         runs = self._by_point.get((method, _point_key(point)), {})
         return {seed: numbers.get(column, math.nan) for seed, numbers in runs.items()}
 
-    def unfinished(self, method: str, point: Mapping[str, str], named: Mapping[str, str]) -> str:
-        """Which runs of a method have failed, or are not finished: ``1 of 3 runs failed (FedAvg)``; empty if
-        all are finished.
+    def never(self, method: str, point: Mapping[str, str], column: str) -> list[PlannedRun]:
+        """The finished runs of a method that never reached the target of a column (``rounds_to_80``)."""
+        if not targets_accuracy(column):
+            return []
+        values = self.values(method, point, column)
+        return [run for run in self._runs_at(method, point, True) if math.isnan(values[run.seed])]
+
+    def least(self, method: str, point: Mapping[str, str], column: str) -> float | None:
+        """The rounds that the runs of a method exceed if none reached a column's target, or None."""
+        match, never = _TARGET_COLUMN.fullmatch(column), self.never(method, point, column)
+        if match is None or match["what"] != "rounds" or len(never) < len(self.seeds):
+            return None
+        return float(min(run.config.rounds for run in never))
+
+    def _runs_at(self, method: str, point: Mapping[str, str], finished: bool) -> list[PlannedRun]:
+        """The runs of a method at a point of the grid that are finished, or that are not."""
+        place = _point_key(point)
+        runs = self._runs_by_point.get((method, place), [])
+        return [run for run in runs if ((method, place, run.seed) in self._numbers) == finished]
+
+    def why_without(
+        self, method: str, point: Mapping[str, str], named: Mapping[str, str], column: str
+    ) -> str:
+        """Which runs of a method have failed, are not finished, or never reached the target of a column:
+        ``1 of 3 runs failed (FedAvg)``; empty if there are none.
 
         Args:
             method: its label.
             point: of the grid.
             named: the part of the point that the text names.
+            column: name of a number.
         """
-        place = _point_key(point)
-        runs = [run for run in self.runs if (run.method, _point_key(run.point)) == (method, place)]
-        lacking = [run for run in runs if (run.method, place, run.seed) not in self._numbers]
+        lacking = self._runs_at(method, point, False)
+        all_runs = counted(len(lacking) + len(self._runs_at(method, point, True)), "run")
         failed = sum(run.key in self.errors for run in lacking)
         whose = ", ".join([method, *(spoken(axis, name) for axis, name in named.items())])
-        texts = [f"{failed} of {counted(len(runs), 'run')} failed"] if failed else []
+        texts = [f"{failed} of {all_runs} failed"] if failed else []
         if (others := len(lacking) - failed) > 0:
-            texts.append(
-                f"{others} of {counted(len(runs), 'run')} {'is' if others == 1 else 'are'} not finished"
-            )
+            texts.append(f"{others} of {all_runs} {'is' if others == 1 else 'are'} not finished")
+        if never := len(self.never(method, point, column)):
+            texts.append(f"{never} of {all_runs} never reached it")
         return f"{' and '.join(texts)} ({whose})" if texts else ""
 
     def interval(self, method: str, point: Mapping[str, str], column: str) -> Interval:
@@ -538,18 +567,22 @@ def title_of(column: str) -> str:
     return ", ".join([title, *qualifiers])
 
 
-def cell(interval: Interval, column: str, seeds: int = 0) -> str:
+def cell(interval: Interval, column: str, seeds: int = 0, never: int = 0) -> str:
     """``77.3 ± 2.1``; a dash if there is no number; without an interval if there is one seed.
 
     Args:
         interval: of the known numbers.
         column: their column.
         seeds: planned number of seeds; fewer are shown as in ``12 ± 3 (2 of 3)``.
+        never: how many runs never reached the column's target: ``12 (1 of 3, 2 never)``, ``never``.
     """
     if not interval.n:
-        return UNKNOWN
+        return (
+            UNKNOWN if not never else "never" if never == seeds else f"{UNKNOWN} ({never} of {seeds} never)"
+        )
     form = written(column)
-    fewer = f" ({interval.n} of {seeds})" if interval.n < seeds else ""
+    also = f", {never} never" if never else ""
+    fewer = f" ({interval.n} of {seeds}{also})" if interval.n < seeds else ""
     if not interval.bounded or interval.half == 0:
         return form(interval.mean) + fewer
     return f"{form(interval.mean)} ± {form(interval.half)}{fewer}"

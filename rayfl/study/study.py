@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 from typing_extensions import Unpack
 
 from rayfl import files
-from rayfl.config.text import dump, is_dump
+from rayfl.config.text import NOT_YAML, dump, is_dump, parse
 from rayfl.errors import ArgumentError, ConfigError, RayflError, nearest
 from rayfl.rundir import clean
 from rayfl.study import archive as archives
@@ -225,12 +225,16 @@ def check_parallel(inline: bool, jobs: int | None) -> None:
 
 
 def check_folder(folder: Path, study: StudyFile) -> None:
-    """Refuse a folder of results in which the copy of the study file would replace another file: its source.
-    A copy may be run where it is.
+    """Refuse a folder with the results of a study that has none of this one's methods, or in which the copy
+    of the study file would replace another file: its source. A copy may be run where it is.
 
     Raises:
         ConfigError
     """
+    others = _methods_in(folder)
+    if others and not set(others) & set(study.methods):
+        what = f"holds the results of another study (of {', '.join(others)[:60]})"
+        raise ConfigError(str(folder), what, "give this one another name or folder, or remove that one")
     if study.source is None:
         return
     with suppress(OSError):
@@ -238,6 +242,15 @@ def check_folder(folder: Path, study: StudyFile) -> None:
         if os.path.samefile(folder / COPY, study.source) and not is_copy:
             remedy = f"give another folder, or another name to {study.source}"
             raise ConfigError(str(folder), f"the results' {COPY} would replace the study file", remedy)
+
+
+def _methods_in(folder: Path) -> list[str]:
+    """The labels of the methods of the study whose results are in a folder; empty if there are none."""
+    with suppress(OSError, *NOT_YAML):
+        if (folder / "claims.json").is_file():
+            methods = parse((folder / COPY).read_text(encoding="utf-8"), trusted=True).get("methods")
+            return [*map(str, methods)] if isinstance(methods, dict) else []
+    return []
 
 
 def check_places(prepared: Prepared, folder: Path, inline: bool, archive: Path | None) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayfl.statistics import FEW
 from rayfl.study.claims import UNDECIDED, Judgement, Statement
-from rayfl.study.file import Tune, shown
+from rayfl.study.file import Expected, StudyFile, Tune, shown
 from rayfl.study.plan import place_of, spoken
 from rayfl.study.results import Results, better, cell, targets_accuracy, title_of, written
 from rayfl.units import UNKNOWN, counted, duration, number, size
@@ -65,6 +65,8 @@ class TextTable:
         return f"{caption}\\begin{{tabular}}{{{columns}}}\n{inner}\n\\end{{tabular}}\n"
 
 
+_GREEK = {"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "η": "eta", "κ": "kappa"}
+_GREEK |= {"λ": "lambda", "μ": "mu", "ρ": "rho", "σ": "sigma", "τ": "tau", "ω": "omega"}
 _TEX = {
     **{letter: f"\\{letter}" for letter in "%&_#${}"},
     **{letter: f"${letter}$" for letter in "<>|"},
@@ -74,6 +76,8 @@ _TEX = {
     "~": r"$\sim$",
     "±": r"$\pm$",
     "²": r"$^2$",
+    **{"≥": r"$\ge$", "≤": r"$\le$", "−": "$-$", "×": r"$\times$", "→": r"$\to$"},
+    **{letter: f"$\\{name}$" for letter, name in _GREEK.items()},
     "–": "--",
 }
 _TEX_SIGNS = {" - ": " $-$ ", "+-": r"$\pm$"}
@@ -121,14 +125,18 @@ def main_table(results: Results, tall: bool = False) -> TextTable:
             for line, (row, label) in zip(body, itertools.product(rows, study.methods), strict=True):
                 point = {axis: {**row, **at}[axis] for axis in study.axes}
                 interval = results.interval(label, point, column)
-                line.append(cell(interval, column, len(results.seeds)))
+                never = len(results.never(label, point, column))
+                line.append(cell(interval, column, len(results.seeds), never))
                 sort_keys.append(interval.mean if interval.n else None)
-            for source in _sources(results, column):
+            of_column = {_origin(each) for each in study.expected if each.column == column}
+            for origin, heading in _headings(study).items():
+                if origin not in of_column:
+                    continue
                 sort_keys = values[len(header)] = []
-                header.append(f"{source}{f', {where}' if where else ''}")
+                header.append(f"{heading}{f', {where}' if where else ''}")
                 for line, (row, label) in zip(body, itertools.product(rows, study.methods), strict=True):
                     point = {axis: {**row, **at}[axis] for axis in study.axes}
-                    value = _published_figure(results, column, source, label, point)
+                    value = _published_figure(study, column, origin, label, point)
                     line.append(UNKNOWN if value is None else written(column)(value))
                     sort_keys.append(value)
     return TextTable(tuple(header), tuple(map(tuple, body)), 1 + len(down), _caption(results), values)
@@ -141,23 +149,31 @@ def _caption(results: Results) -> str:
     if len(versions) > 1:
         listing = ", ".join(f"{version} ({count})" for version, count in sorted(versions.items()))
         mixed = f" The runs are by different versions of rayfl: {listing}; runs.csv says which."
-    about = f"{_about_accuracies(results.study.report.names)}{mixed}"
+    about = f"{_about_accuracies(results.study.report.names)}{_about_published(results.study)}{mixed}"
     if n < 2:
-        return f"One seed: no intervals, and no claim can be decided.{about}"
+        return f"One seed: no intervals, and no claim can be decided.{_lacking(results)}{about}"
     few = " With so few seeds the intervals are wide." if n < FEW else ""
-    counts = [
-        results.interval(label, point, column).n
-        for label, point, column in itertools.product(
-            results.study.methods, results.points, results.study.columns
+    return f"Mean over {n} seeds ± half of its 95 % interval (Student's t).{few}{_lacking(results)}{about}"
+
+
+def _lacking(results: Results) -> str:
+    """Sentences about numbers that not all seeds have, and why; empty if all have them."""
+    n, study = len(results.seeds), results.study
+    cells = list(itertools.product(study.methods, results.points, study.columns))
+    some = next((k for each in cells if 0 < (k := results.interval(*each).n) < n), 0)
+    sentences = []
+    if some:
+        have = "has" if some == 1 else "have"
+        sentences.append(
+            f"({some} of {n}): only {some} of the {n} seeds {have} the number; the mean is over these."
         )
-    ]
-    some = next((k for k in counts if 0 < k < n), 0)
-    have = "has" if some == 1 else "have"
-    lacking = (
-        f" ({some} of {n}): only {some} of the {n} seeds {have} the number; the mean is over these."
-        * bool(some)
-    )
-    return f"Mean over {n} seeds ± half of its 95 % interval (Student's t).{few}{lacking}{about}"
+    if any(results.never(*each) for each in cells):
+        sentences.append("never: as many runs did not reach this accuracy; a mean is over those that did.")
+    failed = Counter(run.method for run in results.runs if run.key in results.errors)
+    if failed:
+        runs = ", ".join(f"{counted(count, 'run')} of {method}" for method, count in failed.items())
+        sentences.append(f"Failed, and without numbers: {runs}; runs.csv says why.")
+    return "".join(f" {sentence}" for sentence in sentences)
 
 
 def _about_accuracies(columns: Iterable[str]) -> str:
@@ -170,16 +186,35 @@ def _about_accuracies(columns: Iterable[str]) -> str:
     )
 
 
-def _sources(results: Results, column: str) -> list[str]:
-    return list(dict.fromkeys(e.source for e in results.study.expected if e.column == column))
+def _origin(expected: Expected) -> tuple[str, str]:
+    """The source of published figures, and their protocol."""
+    return expected.source, expected.protocol
+
+
+def _headings(study: StudyFile) -> dict[tuple[str, str], str]:
+    """The heading of the figures of each source; with the protocol if the source has several."""
+    origins = dict.fromkeys(map(_origin, study.expected))
+    of_source = Counter(source for source, _ in origins)
+    return {
+        (source, protocol): f"{source}, {protocol or 'no protocol'}" if of_source[source] > 1 else source
+        for source, protocol in origins
+    }
+
+
+def _about_published(study: StudyFile) -> str:
+    """What published figures are, where the headings do not say it."""
+    headings = _headings(study)
+    texts = [f"{source}: {protocol}" for source, protocol in headings if headings[source, protocol] == source]
+    texts = [text for text in texts if not text.endswith(": ")]
+    return f" Published figures are, in {'; in '.join(texts)}." if texts else ""
 
 
 def _published_figure(
-    results: Results, column: str, source: str, method: str, point: Mapping[str, str]
+    study: StudyFile, column: str, origin: tuple[str, str], method: str, point: Mapping[str, str]
 ) -> float | None:
     """The figure that a source gives for a method at a point; None if it gives none."""
-    for expected in results.study.expected:
-        if expected.column == column and expected.source == source:
+    for expected in study.expected:
+        if expected.column == column and _origin(expected) == origin:
             value = expected.figures.get(method)
             value = figure_at(value, point) if isinstance(value, Mapping) else value
             if value is not None:
@@ -204,6 +239,7 @@ def comparison_table(results: Results) -> TextTable | None:
     header = ["method", *(axis.split(".")[-1] for axis in axes)]
     rows: list[list[str]] = []
     values: dict[int, list[float | None]] = {}
+    lacking = False
     for place, column in enumerate(columns):
         compared = results.comparisons(column)
         values[len(header)] = [each.difference.mean if each.difference.n else None for each in compared]
@@ -213,11 +249,16 @@ def comparison_table(results: Results) -> TextTable | None:
             if not place:
                 rows.append([each.method, *each.point.values()])
             rows[line] += [cell(each.difference, column, len(results.seeds)), _p_text(each.p)]
+            lacking = lacking or each.difference.n < len(results.seeds)
     caption = (
         f"Differences to {results.reference}, paired over seeds, ± half of the 95 % interval; p-values of "
         "paired t-tests, adjusted by Holm's method for all comparisons of a column; none where all seeds "
         "differ by the same."
     )
+    if lacking:
+        caption += (
+            " Seeds at which one of the two methods has no number are left out, however good the other's is."
+        )
     return TextTable(tuple(header), tuple(map(tuple, rows)), 1 + len(axes), caption, values)
 
 
@@ -353,7 +394,7 @@ def unit_of(statement: Statement) -> str:
     """The unit of a claim's numbers: ``%``, ``points`` of percentages, ``B``, ``s``; empty without one."""
     titles = [title_of(column).partition(",")[0] for column in statement.columns]
     if all(title.endswith("(%)") for title in titles):
-        return "%" if len(statement.terms) == 1 else "points"
+        return "%" if len(statement.terms) == 1 and not statement.constant else "points"
     if all("bytes" in column for column in statement.columns):
         return "B"
     return "s" if statement.columns == {"seconds"} else ""
@@ -376,13 +417,13 @@ def tidy(results: Results) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    every_source = dict.fromkeys(each.source for each in results.study.expected)
+    headings = _headings(results.study)
     for column in results.study.columns:
         for point, label in itertools.product(results.points, results.study.methods):
             interval = results.interval(label, point, column)
             figures = {
-                f"published: {source}": _published_figure(results, column, source, label, point)
-                for source in every_source
+                f"published: {heading}": _published_figure(results.study, column, origin, label, point)
+                for origin, heading in headings.items()
             }
             rows.append(
                 {

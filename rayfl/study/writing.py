@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from rayfl import files
 from rayfl.rundir import clean
@@ -30,12 +31,15 @@ def write(study: Study) -> list[Path]:
         others.append(tables.claim_table(study.judgements))
     shown = [main, *(each for each in others if each is not None)]
     title = results.study.title or results.study.name
+    claims: dict[str, Any] = {"verdict": study.verdict, "claims": study.claims}
+    if results.study.claims_left_out:
+        claims["not_checked"] = results.study.claims_left_out
     contents = {
         "runs.csv": study.runs.to_csv(index=False),
         "table.csv": study.table.to_csv(index=False),
         "table.md": f"# {title}\n\n" + "\n".join(each.markdown() for each in shown),
         "table.tex": "\n".join(each.latex() for each in shown),
-        "claims.json": json.dumps(clean({"verdict": study.verdict, "claims": study.claims}), indent=1) + "\n",
+        "claims.json": json.dumps(clean(claims), indent=1) + "\n",
     }
     written = [folder / "study.yaml"]
     for name, text in contents.items():

@@ -318,3 +318,20 @@ def test_a_difference_of_many_runs_names_the_first() -> None:
     names = [f"run-{i}" for i in range(9)]
     (line,) = _difference_lines(names, "partition.alpha", [0.1] * 3 + [0.3] * 6)
     assert line == "partition.alpha: 0.1 (run-0, run-1, run-2); 0.3 (run-3, run-4, run-5 and 3 more)"
+
+
+def test_seeds_of_changed_code_are_told(make_run: MakeRun):
+    """An average over versions of a method is no average over seeds."""
+    runs = [with_accuracy(make_run(), [50.0] * 5, seed) for seed in (0, 1)]
+    for run, digest in zip(runs, "ab", strict=True):
+        entry = {"module": "my_method", "sha256": digest}
+        (run / "plugins.json").write_text(json.dumps({"plugins": [entry]}))
+    compared = Comparison.of(runs)
+    assert len(compared.groups) == 1
+    assert "differ in more than the seed: in their versions of my_method." in compared.caption()
+    (runs[1] / "plugins.json").write_text((runs[0] / "plugins.json").read_text())
+    assert "in more than the seed" not in Comparison.of(runs).caption()
+    environment = json.loads((runs[0] / "environment.json").read_text())
+    changed = {**environment, "versions": {**environment.get("versions", {}), "rayfl": "0.0.1"}}
+    (runs[0] / "environment.json").write_text(json.dumps(changed))
+    assert Comparison.of(runs).groups[0].changed_code == ["rayfl"]

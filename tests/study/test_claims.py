@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rayfl.errors import ConfigError
 from rayfl.study.claims import Statement, Term, judge, overall, parse
+from rayfl.study.tables import unit_of
 
 LABELS = ("FedAvg", "PACFL", "PACFL, 2 clusters", "A-B.c")
 AXES = {"partition.alpha": ["0.1", "1"], "case": ["label skew 20 %"]}
@@ -28,7 +29,7 @@ def test_a_claim_becomes_a_sum_of_terms() -> None:
         Term(-0.5, "FedAvg", {}, "accuracy_mean"),
         Term(-1.0, "FedAvg", {}, "bytes_up"),
     )
-    assert (found.comparison, found.bound) == (">=", 8.0)
+    assert (found.comparison, found.bound, found.constant) == (">=", 10.0, 2.0)
 
 
 def test_signs_may_be_those_of_print() -> None:
@@ -154,6 +155,20 @@ def verdict(text: str, **values: list[float]) -> str:
 )
 def test_verdicts(text: str, values: list[float], expected: str) -> None:
     assert verdict(text, A=values) == expected
+
+
+def test_numbers_on_the_left_are_part_of_the_value() -> None:
+    """What is written is what is shown: the value, and the bound with which it is compared."""
+    statement = read("FedAvg.ari - 10 > 3 + PACFL.ari")
+    values = {"FedAvg": {0: 24.0, 1: 25.0}, "PACFL": {0: 10.0, 1: 10.0}}
+    found = judge(statement, {}, lambda method, point, column: values[method])
+    assert (found.interval.mean, found.verdict) == (4.5, "undecided")
+    told = found.to_dict()
+    assert (told["value"], told["comparison"], told["bound"]) == (4.5, ">", 3.0)
+    assert "tolerance" not in told
+    assert judge(read("FedAvg.ari ~ 24 +- 9"), {}, lambda m, p, c: values[m]).to_dict()["tolerance"] == 9
+    assert unit_of(read("FedAvg.accuracy_mean > 3")) == "%"
+    assert unit_of(read("FedAvg.accuracy_mean - 5 > 3")) == "points"
 
 
 def test_differences_are_paired() -> None:

@@ -115,7 +115,7 @@ def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[s
         (["typed.yaml", "--seeds", ""], "--seeds: '' is not a seed"),
         (["typed.yaml", "--inline", "--out", "typed.yaml"], "typed.yaml: is a file; name a folder"),
         (["typed.yaml", "--inline", "output.root=typed.yaml"], "typed.yaml: is a file; name a folder"),
-        (["typed.yaml", "--only", "SOLO", "--check"], "--check: the study has no claims"),
+        (["typed.yaml", "--only", "SOLO", "--check"], "--check: no claim is about these methods alone; run"),
         (
             ["impossible.yaml"],
             "claims: 'FedAvg.rounds_to_180 > 0': rounds_to_180: 180 % is not a possible",

@@ -579,6 +579,36 @@ BAD: list[tuple[dict[str, Any], str]] = [
         changed(claims=["FedAvg[lr=0.3].ari > FedAvg.ari"]),  # not the first point
         "FedAvg[lr=0.3].ari > FedAvg.ari' at training.lr=0.3: can never hold; its numbers cancel out",
     ),
+    (
+        changed(claims=[{"claim": "FedAvg[lr=0.1].ari > 0", "at": {"lr": 0.3}}]),
+        "'FedAvg[lr=0.1].ari > 0': at: training.lr is in brackets, too; leave it out of at or of the claim",
+    ),
+    (
+        changed(claims=["FedAvg.accuracy_mean > 0.9"], report={}),
+        "'FedAvg.accuracy_mean > 0.9': accuracy_mean is in percent, and 0.9 is below 1 %; such as 90",
+    ),
+    (changed(report={"columns": [{"rounds_to": 0.8}]}), "{rounds_to: 0.8}: expected rounds_to or bytes_to"),
+    (changed(report={"by": ["training.lr"] * 2}), "report.by: training.lr is named twice"),
+    (
+        changed(expected=[{"source": "p", "figures": {"FedAvg": figures}} for figures in (70, {0.1: 71})]),
+        "expected: 'p' gives two figures of FedAvg; leave one out",
+    ),
+    (
+        changed(sizes={"smoke": {"claims": ["Solo.ari > 3"]}}),
+        "sizes.smoke: claims: 'Solo.ari > 3': no method 'Solo'",
+    ),
+    (
+        changed(sizes={"smoke": {"grid": {"training.lr": [9]}}}, claims=["FedAvg[lr=0.1].ari > 0"]),
+        "sizes.smoke: claims: 'FedAvg[lr=0.1].ari > 0': training.lr has no point '0.1'",
+    ),
+    (
+        changed(methods__Again={"algorithm.name": "fedavg"}, tune=...),
+        "methods: FedAvg and Again have the same settings; leave one out, or an override that replaces what",
+    ),
+    (
+        changed(grid={"clusters": {"few": {"partition.clients": 3}}}, claims=[], expected=[], report={}),
+        "grid.clusters: tables have a number of this name; name the axis otherwise, such as clusters_set",
+    ),
     (changed(name=...), "name: missing"),
     (changed(name="a/b"), "name: 'a/b' cannot be the name of a folder; expected at most 80"),
     (changed(name=""), "name: '' cannot be the name of a folder"),

@@ -35,6 +35,7 @@ from rayfl.study.plan import PlannedRun, key_of, plan
 from rayfl.study.preparation import check_groups, judge
 from rayfl.study.results import Results, better, known_numbers, numbers_of, title_of
 from rayfl.study.running import Outcome, allocate, directory_of, divergence_of, unfinished
+from rayfl.study.study import check_folder
 from tests.runs import TASKS
 
 DRIFT = {"name": "drift", "round": 1, "fraction": 0.5, "kind": "permuted_labels"}
@@ -765,9 +766,84 @@ def test_a_claim_of_which_a_seed_failed_is_undecided(done: Any) -> None:
     found = judge(prepare(take({**SMALL, "claims": [claim], "expected": []}, study.folder)), results)
     assert found[0].why == "1 of 2 runs failed (FedAvg)"
     missing = Results(study.results.study, [lost, *others], study.results.columns, {})
-    said = missing.unfinished(first.method, first.point, first.point)
+    said = missing.why_without(first.method, first.point, first.point, "accuracy_mean")
     assert said == "1 of 2 runs is not finished (FedAvg, lr 0.05)"
     assert found[1].why != found[0].why  # at the other point nothing is lost
+
+
+def test_a_target_that_no_run_reached_decides_as_far_as_it_can(done: Any) -> None:
+    study, _ = done
+    claims = {
+        "FedAvg.rounds_to_99 < 2": "fails",
+        "FedAvg.rounds_to_99 + 3 <= 5": "fails",
+        "FedAvg.rounds_to_99 < 50": "undecided",  # two rounds were run
+        "FedAvg.rounds_to_99 > 1": "holds",
+        "-1 * FedAvg.rounds_to_99 > 0": "fails",
+        "FedAvg.rounds_to_99 ~ 1 +- 1": "fails",
+        "FedAvg.rounds_to_99 - SOLO.rounds_to_20 > 0": "undecided",
+        "FedAvg.bytes_to_99 > 1": "undecided",
+    }
+    values = {**SMALL, "report": {"columns": ["rounds_to_99", "rounds_to_1"]}, "expected": []}
+    prepared = prepare(take({**values, "claims": [*claims]}, study.folder))
+    results = Results(prepared.study, study.results.runs, prepared.columns, {})
+    for verdict, each in zip(np.repeat([*claims.values()], 2), judge(prepared, results), strict=True):
+        assert each.verdict == verdict, each.statement.text
+        assert "2 of 2 runs never reached it (FedAvg)" in each.why
+    table = study_tables.main_table(results)
+    assert {row[2:] for row in table.rows if row[0] == "FedAvg"} == {("never", "1")}
+    assert "never: as many runs did not reach" in table.caption
+    first, *others = study.results.runs
+    lost = PlannedRun(first.method, first.point, first.seed, rayfl.load(first.config, ["rounds=9"]), {})
+    part = Results(prepared.study, [lost, *others], prepared.columns, {lost.key: "diverged"})
+    assert part.least("FedAvg", first.point, "rounds_to_99") is None
+    table = study_tables.main_table(part)
+    assert table.rows[0][2:] == ("– (1 of 2 never)", "1 (1 of 2)")
+    assert "Failed, and without numbers: 1 run of FedAvg; runs.csv says why." in table.caption
+    compared = study_tables.comparison_table(part)
+    assert compared is not None
+    assert "are left out, however good the other's is" in compared.caption
+
+
+def test_figures_of_several_protocols_have_columns_of_their_own(tmp_path: Path) -> None:
+    local, served = (
+        {"source": "paper", "protocol": p, "figures": {}} for p in ("local models", "served ones")
+    )
+    other = {"source": "thesis", "protocol": "best round", "figures": {"SOLO": 3}}
+    expected = [
+        {**local, "figures": {"FedAvg": 97}},
+        {**served, "figures": {"FedAvg": 49, "SOLO": 90}},
+        other,
+    ]
+    study = take({**SMALL, "grid": {}, "report": {}, "claims": [], "expected": expected}, tmp_path)
+    results = Results(study, (), ["accuracy_mean"], {})
+    table = study_tables.main_table(results)
+    assert table.header[2:5] == ("paper, local models", "paper, served ones", "thesis")
+    assert [row[2:5] for row in table.rows] == [("97.0", "49.0", "–"), ("–", "90.0", "3.0")]
+    assert "Published figures are, in thesis: best round." in table.caption
+    tidy = study_tables.tidy(results)
+    assert tidy["published: paper, local models"].dropna().tolist() == [97.0]
+
+
+def test_a_study_without_claims_has_no_verdict(tmp_path: Path) -> None:
+    claims = ["FedAvg.bytes_up > 0", "FedAvg.bytes_up - SOLO.bytes_up > 0"]
+    values = {**SMALL, "grid": {}, "report": {}, "expected": [], "claims": claims[1:]}
+    prepared = prepare(take(values, tmp_path, only=["SOLO"], settings=[f"output.root={tmp_path / 'runs'}"]))
+    study = execute(prepared, tmp_path / "out", inline=True)
+    assert study.verdict is None
+    written = json.loads((tmp_path / "out" / "claims.json").read_text())
+    assert written == {"verdict": None, "claims": [], "not_checked": claims[1:]}
+
+
+def test_results_of_another_study_are_not_replaced(done: Any) -> None:
+    study, _ = done
+    check_folder(study.folder, study.results.study)
+    other = take(
+        {**SMALL, "methods": {"CFL": {"algorithm": "cfl"}}, "claims": [], "expected": []}, study.folder
+    )
+    with pytest.raises(
+        ConfigError, match=r"holds the results of another study \(of FedAvg, SOLO\); give this"
+    ):
+        check_folder(study.folder, other)
 
 
 def test_seeds_and_overrides_come_from_the_command_line_too(tmp_path: Path) -> None:

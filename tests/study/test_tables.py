@@ -113,8 +113,9 @@ def test_pages_sort_cells_by_their_numbers_whatever_the_units() -> None:
     [(["accuracy_mean", "ari"], True), (["accuracy_worst10"], True), (["local_accuracy_mean", "ari"], False)],
 )
 def test_a_table_says_whose_accuracies_it_has(columns: list[str], said: bool) -> None:
-    study = SimpleNamespace(report=SimpleNamespace(names=columns))
-    results: Any = SimpleNamespace(study=study, seeds=[0], versions={})
+    report = SimpleNamespace(names=columns)
+    study = SimpleNamespace(report=report, expected=(), methods={}, columns=columns)
+    results: Any = SimpleNamespace(study=study, seeds=[0], versions={}, points=[{}], runs=(), errors={})
     assert ("accuracies are those of the served models" in _caption(results)) == said
 
 
@@ -169,3 +170,9 @@ def test_long_labels_are_broken_into_lines_in_figures() -> None:
     assert len(lines) > 2
     assert max(map(len, lines)) <= methods._LABEL_WIDTH
     assert " ".join(lines) == label.strip()
+
+
+def test_signs_of_print_and_greek_letters_are_commands_in_latex() -> None:
+    text = TextTable(("claim",), (("SOLO.x - FedAvg.x ≥ −5, μ 0.1 → α",),)).latex()
+    assert r"SOLO.x $-$ FedAvg.x $\ge$ $-$5, $\mu$ 0.1 $\to$ $\alpha$" in text
+    assert text.isascii()
