@@ -243,7 +243,7 @@ class Comparison:
             if group.changed_code:
                 changed = _listed(group.changed_code)
                 text += (
-                    f" Of {changed}, runs of {group.name} had different versions: not only seeds may differ."
+                    f" Runs of {group.name} had different versions of {changed}, not only different seeds."
                 )
         estimates = self.runs.get("estimated_from")
         if estimates is not None and estimates.notna().any():
