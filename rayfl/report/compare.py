@@ -242,9 +242,7 @@ class Comparison:
         for group in self.groups:
             if group.changed_code:
                 changed = _listed(group.changed_code)
-                text += (
-                    f" Runs of {group.name} had different versions of {changed}, not only different seeds."
-                )
+                text += f" Runs of {group.name} differ in more than the seed: in versions of {changed}."
         estimates = self.runs.get("estimated_from")
         if estimates is not None and estimates.notna().any():
             text += " ≈ marks an estimate from a few clients, which never counts as best."

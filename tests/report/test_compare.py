@@ -328,7 +328,7 @@ def test_seeds_of_changed_code_are_told(make_run: MakeRun):
         (run / "plugins.json").write_text(json.dumps({"plugins": [entry]}))
     compared = Comparison.of(runs)
     assert len(compared.groups) == 1
-    assert "differ in more than the seed: in the versions of my_method." in compared.caption()
+    assert "differ in more than the seed: in versions of my_method." in compared.caption()
     (runs[1] / "plugins.json").write_text((runs[0] / "plugins.json").read_text())
     assert "more than the seed" not in Comparison.of(runs).caption()
     for run, version in zip(runs, ("0.1.0", "0.2.0"), strict=True):
