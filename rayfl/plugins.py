@@ -33,8 +33,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
+
 from rayfl.errors import ConfigError, RayflError, nearest
-from rayfl.settings import Registry, parts_of
+from rayfl.settings import Registry, Section, parts_of
 
 ENTRY_POINTS = "rayfl.parts"
 """The group of entry points through which an installed package provides parts."""
@@ -177,8 +179,11 @@ def load(named: Iterable[str], registries: Iterable[Registry[Any]]) -> None:
         ConfigError: if one cannot be imported, with its file, line and error; or if the name of a part is
             already taken.
     """
+    registries = list(registries)
     for given in named:
-        _register_parts(_import_plugin(given, "plugins"), registries)
+        module = _import_plugin(given, "plugins")
+        _register_parts(module, registries)
+        _refuse_nameless(module, [registry.base for registry in registries])
 
 
 def restore(
@@ -510,7 +515,8 @@ def _import_module(name: str, given: str, where: str, folder: Path | None) -> Mo
         importlib.invalidate_caches()
     _importing.append(given)
     try:
-        return importlib.import_module(name)
+        with contextlib.redirect_stdout(sys.stderr):  # standard output is for the result of a command
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name + ".").startswith(error.name + "."):
             what = f"no module named {name!r} in the current folder or among the installed packages"
@@ -559,6 +565,13 @@ def broken(error: BaseException, given: str) -> ConfigError:
                 where = f"{frame.filename}:{frame.lineno}"
                 break
     text = " ".join(str(error).split())
+    if isinstance(error, PydanticUserError):  # such as a setting without a type
+        sentence = re.split(r"\.\s|;| For further", text)[0]
+        if isinstance(error, PydanticSchemaGenerationError):
+            return ConfigError(
+                where, sentence, "settings are numbers, text, true or false, lists and sections"
+            )
+        return ConfigError(where, sentence, "settings have types, such as factor: float = 1.0")
     return ConfigError(where, f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
@@ -646,6 +659,21 @@ def _register_parts(module: ModuleType, registries: Iterable[Registry[Any]]) -> 
             except ValueError as error:
                 file = inspect.getsourcefile(part) or module.__name__
                 raise ConfigError(file, str(error)) from None
+
+
+def _refuse_nameless(module: ModuleType, bases: Sequence[type[Section]]) -> None:
+    """Refuse a module that has a part, but none that can be chosen, because it has no name.
+
+    Raises:
+        ConfigError
+    """
+    if any(parts_of(module, base) for base in bases):
+        return
+    for name, cls in inspect.getmembers(module, inspect.isclass):
+        is_part = issubclass(cls, tuple(bases)) and cls.__module__ == module.__name__
+        if is_part and not name.startswith("_"):
+            remedy = f'add name: Literal["{name.lower()}"] = "{name.lower()}" to the class'
+            raise ConfigError(inspect.getsourcefile(cls) or module.__name__, f"{name} has no name", remedy)
 
 
 def _plugin_of(module: ModuleType, given: str) -> Plugin:

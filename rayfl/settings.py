@@ -97,6 +97,9 @@ class Section(BaseModel):
     renamed: ClassVar[Mapping[str, str]] = {}
     """Accepted other names of settings, such as those of earlier versions, with the present names."""
 
+    called_with: ClassVar[Mapping[str, str]] = {}
+    """Methods that are called only if a class attribute is true, with the name of the attribute."""
+
     paths_from_here: ClassVar[bool] = False
     """Whether its paths stay as they are, relative to the folder in which a command is given."""
 
@@ -356,19 +359,21 @@ class Choice:
 
 
 _MISSPELT = 0.85
-"""Similarity from 0 to 1 above which the name of a method is taken for a misspelt one."""
+"""Similarity from 0 to 1 above which the name of a method or attribute is taken for a misspelt one."""
 
 
 @cache
 def check_methods(part: type[Section], base: type[Section]) -> None:
     """Refuse a part that lacks a method of its base, whose method cannot be called with its arguments, or
-    with a method that nobody calls because its name is misspelt.
+    with a method or attribute that nobody asks for because its name is misspelt, or another is missing.
 
     Raises:
         ValueError: naming the method, its arguments and the expected ones.
     """
     known = [name for name in dir(base) if not name.startswith("_")]
-    for each in part.__mro__[: part.__mro__.index(base)] if issubclass(part, base) else ():
+    own_classes = part.__mro__[: part.__mro__.index(base)] if issubclass(part, base) else ()
+    _check_attributes(part, base, own_classes)
+    for each in own_classes:
         for name in vars(each):
             if inspect.isfunction(vars(each)[name]) and not name.startswith("_") and name not in known:
                 close = difflib.get_close_matches(name, known, 1, _MISSPELT)
@@ -397,6 +402,38 @@ def check_methods(part: type[Section], base: type[Section]) -> None:
             raise ValueError(
                 f"{where} takes ({', '.join(takes)}); expected ({', '.join(expected[1:])})"
             ) from None
+
+
+def _check_attributes(
+    part: type[Section], base: type[Section], own_classes: tuple[type[Section], ...]
+) -> None:
+    """Refuse class attributes that are named almost like one of the base, or are settings; a method that is
+    called only with an attribute that is not set; and an own ``__init__``.
+
+    Raises:
+        ValueError: naming the attribute.
+    """
+    label = part_name(part) or part.__name__
+    attributes = [name for name in base.__class_vars__ if not name.startswith("_")]
+    for each in own_classes:
+        for name in (*vars(each), *vars(each).get("__annotations__", ())):
+            is_setting = name in each.model_fields
+            if name.startswith("_") or name in base.model_fields or (name in attributes and not is_setting):
+                continue
+            if not is_setting and name not in each.__class_vars__:
+                continue
+            close = difflib.get_close_matches(name, attributes, 1, _MISSPELT)
+            if close:
+                expected = f"expected {close[0]}: ClassVar = ..."
+                raise ValueError(f"{label}.{name} is no attribute of {base.__name__}; {expected}")
+        if "__init__" in vars(each) and not each.__module__.startswith(_RAYFL):
+            raise ValueError(
+                f"{label} has its own __init__; settings are fields of the class, such as factor: float = 1.0"
+            )
+    for method, attribute in base.called_with.items():
+        if getattr(part, method) is not getattr(base, method) and not getattr(part, attribute):
+            remedy = f"add {attribute}: ClassVar = True, or leave it out"
+            raise ValueError(f"{label}.{method} is called only if {attribute} is true; {remedy}")
 
 
 def choice(parts: Mapping[str, type[PartT]]) -> Any:

@@ -231,12 +231,17 @@ BAD = {
     "a setting of a type that cannot be one": (
         "own_f.py",
         {"own_f": METHOD.format(name="own-f") + "    generator: __import__('random').Random | None = None\n"},
-        r"own_f.py:5: PydanticSchemaGenerationError: Unable to generate pydantic-core schema",
+        r"own_f.py:5: Unable to generate pydantic-core schema for .*; settings are numbers, text, true or",
     ),
     "a setting without a type": (
         "own_g.py",
         {"own_g": METHOD.format(name="own-g") + "    rate = 0.5\n"},
-        r"own_g.py:5: PydanticUserError: A non-annotated attribute was detected: `rate = 0.5`",
+        r"own_g.py:5: A non-annotated attribute was detected: `rate = 0.5`; settings have types, such as",
+    ),
+    "a method without a name": (
+        "own_h.py",
+        {"own_h": "from rayfl.algorithms import Algorithm\nclass Calm(Algorithm):\n    rate: float = 1.0\n"},
+        r'own_h.py: Calm has no name; add name: Literal\["calm"\] = "calm" to the class',
     ),
     "a taken name": (
         "own_t.py",

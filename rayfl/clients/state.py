@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.errors import ConfigError, type_of
 from rayfl.local import LocalObjective
 from rayfl.models import ModelSpec
 from rayfl.ordering import Ordering
@@ -21,6 +22,19 @@ StateRow = tuple[int, int] | None
 """Where a client's state lies: (the number of its object, row); None if it has none yet."""
 
 Rows = TypeVar("Rows", "torch.Tensor", NDArray[np.float32])
+
+
+def _size(part: LocalObjective | Ordering, hook: str, spec: ModelSpec) -> int:
+    """How many numbers a hook of a user's part says that are kept.
+
+    Raises:
+        ConfigError: if it is no number of numbers.
+    """
+    found: object = getattr(part, hook)(spec)
+    if not isinstance(found, int | np.integer) or isinstance(found, bool) or found < 0:
+        what = f"returned {found}" if isinstance(found, float | int) else f"returned {type_of(found)}"
+        raise ConfigError(f"{part.name}.{hook}", what, "expected a whole number, 0 or more")
+    return int(found)
 
 
 @dataclass(frozen=True)
@@ -42,8 +56,9 @@ class StateLayout:
         cls, spec: ModelSpec, layers: Segments, local: LocalObjective, order: Ordering | None = None
     ) -> StateLayout:
         """The layout of a run; without ``order``, only the parts that a client's model consists of."""
-        order_size = 0 if order is None else order.state_size(spec)
-        return cls(layers, local.state_size(spec), order_size)
+        order_size = 0 if order is None else _size(order, "state_size", spec)
+        _size(local, "server_size", spec)
+        return cls(layers, _size(local, "state_size", spec), order_size)
 
     @property
     def size(self) -> int:

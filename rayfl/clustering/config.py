@@ -96,7 +96,12 @@ class Clustering(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Clustering:
-        name = self.signature.name
+        name, own = self.signature.name, self.signature.proximities
+        if not isinstance(own, tuple | list) or not own or not set(own) <= set(PROXIMITIES):
+            valid = (
+                f"expected some of {', '.join(PROXIMITIES)}, such as proximities: ClassVar = ('euclidean',)"
+            )
+            raise ValueError(f"{name}.proximities is {own!r}; {valid}")
         if self.proximity is not None and self.proximity not in self.signature.proximities:
             if self.proximity not in PROXIMITIES:
                 raise ValueError(f"no proximity {self.proximity!r}; {nearest(self.proximity, PROXIMITIES)}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -43,11 +41,8 @@ KINDS: Mapping[str, Registry[Any]] = {
 def bring(named: Iterable[str] = ()) -> None:
     """Import plug-ins, first those of the environment and of installed packages, and register their parts.
 
-    Their output goes to standard error: standard output is for the result of a command, such as a schema.
-
     Raises:
         ConfigError: if a plug-in cannot be imported, or has a part under a name that is taken.
     """
-    with contextlib.redirect_stdout(sys.stderr):
-        plugins.load_everywhere(KINDS.values())
-        plugins.load(named, KINDS.values())
+    plugins.load_everywhere(KINDS.values())
+    plugins.load(named, KINDS.values())

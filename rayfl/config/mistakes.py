@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
 from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -65,6 +66,7 @@ def explain(
     if kind == "no_such_part":
         name = str(first["ctx"]["part"])
         kind = last if not last.isdigit() else place.path[-2].rstrip("s")
+        kind = "local objective" if kind == "local" else kind
         return ConfigError(dotted, f"no {kind} named {name!r}{others}", _part_remedy(dotted, name, place))
     if kind in ("value_error", "assertion_error"):
         return ConfigError(dotted or "config", _sentence(first["msg"]) + others)
@@ -85,7 +87,22 @@ def _part_remedy(dotted: str, name: str, place: _Place) -> str:
         if ":" in name and "target" in part.model_fields:
             section = dotted.removesuffix(".name")
             return f"for your own class or function give {section}={choice} {section}.target={name}"
-    return nearest(name, place.choices)
+    remedy = nearest(name, place.choices)
+    alike = max((SequenceMatcher(None, name, each).ratio() for each in place.choices), default=0.0)
+    if dotted.removesuffix(".name") in _OWN_PARTS and alike < _TYPING_ERROR:
+        own = "one of your own comes with its file: plugins or --plugin"
+        remedy += f" ({own})" if remedy.endswith("?") else f"; {own}"
+    return remedy
+
+
+_OWN_PARTS = (
+    *("algorithm", "local", "order", "sampling", "aggregation", "model", "loss", "data", "partition"),
+    *("clustering.signature", "clustering.features", "clustering.embedding"),
+)
+"""Sections for which plug-ins may have parts."""
+
+_TYPING_ERROR = 0.75
+"""Similarity from 0 to 1 above which an unknown name is taken for a misspelt one, and not for one's own."""
 
 
 def _key_remedy(key: str, place: _Place) -> str:

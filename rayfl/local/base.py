@@ -101,6 +101,8 @@ class LocalObjective(Section):
 
     name: str = ""
 
+    called_with: ClassVar[Mapping[str, str]] = {"client_model": "personal"}
+
     personal: ClassVar[bool] = False
     """Whether each client has its own model, made from the server's model and its state
     (:meth:`client_model`)."""
@@ -190,6 +192,8 @@ class LocalObjective(Section):
         terms, initial = returned(f"{self.name}.terms", self.terms(start), Terms), self.begin(start)
         try:
             terms.check(start.models)
+            if not type(self).__module__.startswith(_RAYFL) and terms.offset is not None:
+                terms.check_finite()
         except ValueError as error:
             raise ConfigError(f"{self.name}.terms", str(error)) from None
         block = train(start.work, start.models if initial is None else initial, terms)
@@ -239,6 +243,8 @@ def weights_of(
     if not fits or (answer[1] is not None and np.shape(answer[1]) != sizes.shape):  # type: ignore[index]
         expected = "expected weights (M,) of the M clients, and (M,) for the old model or None"
         raise ConfigError(f"{local.name}.weights", f"returned {type_of(answer)}", expected)
+    if not all(np.isfinite(each).all() for each in answer if each is not None):  # type: ignore[attr-defined]
+        raise ConfigError(f"{local.name}.weights", "returned weights that are not finite")
     return answer  # type: ignore[return-value]
 
 
@@ -257,10 +263,32 @@ def trained_by(local: LocalObjective, start: Start, train: Train) -> tuple[Train
         ("clients send", answer[1].rows, start.models, "models"),
         ("clients keep", answer[1].state, start.state, "states"),
     ):
-        if getattr(values, "shape", None) != fitting.shape:
-            expected = f"expected their {name} {tuple(fitting.shape)}"
+        if not isinstance(values, type(fitting)) or values.shape != fitting.shape:
+            expected = f"expected their {name}, a tensor {tuple(fitting.shape)}"
             raise ConfigError(where, f"{what} {type_of(values)}", expected)
+    if not type(local).__module__.startswith(_RAYFL):  # what the engine has trained is finite
+        _refuse_unlike_numbers(where, answer[1].rows, answer[0].failures)
     return answer
+
+
+_RAYFL = f"{__name__.partition('.')[0]}."
+"""How the names of rayfl's own modules begin."""
+
+
+def _refuse_unlike_numbers(where: str, rows: torch.Tensor, failures: Mapping[int, str]) -> None:
+    """Refuse models that are not finite, of clients that have not failed.
+
+    Args:
+        where: the method that returned them.
+        rows: the models ``(B, P)``.
+        failures: of the clients, by row.
+
+    Raises:
+        ConfigError
+    """
+    sums = rows.sum(dim=1).isfinite().tolist()  # a sum is finite if all are; otherwise it may have overflowed
+    if any(not (sums[row] or rows[row].isfinite().all()) for row in set(range(len(rows))) - set(failures)):
+        raise ConfigError(where, "a client sends numbers that are not finite")
 
 
 def cached(values: torch.Tensor) -> Iterator[tuple[slice, slice]]:

@@ -24,7 +24,7 @@ from rayfl.algorithms import (
     ServerState,
     Setup,
 )
-from rayfl.errors import ConfigError, returned, type_of
+from rayfl.errors import ConfigError, nearest, returned, type_of
 from rayfl.server_step import ServerStep
 from rayfl.servers import mixing
 from rayfl.training import LocalWork
@@ -177,8 +177,23 @@ def mix(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, answers
     Raises:
         ConfigError: if it is not a mixing matrix of this round.
     """
-    matrix = returned(f"{algorithm.name}.mix", algorithm.mix(setup, state, plan, answers), Mixing)
+    named = _Answers(answers, algorithm.name)
+    matrix = returned(f"{algorithm.name}.mix", algorithm.mix(setup, state, plan, named), Mixing)
     return mixing.check(matrix, algorithm.name, state.models, len(plan.cohort))
+
+
+class _Answers(dict[str, Any]):
+    """What clients report, by name; a wrong name is refused with the reason."""
+
+    def __init__(self, answers: Reports, algorithm: str) -> None:
+        super().__init__(answers)
+        self.algorithm = algorithm
+
+    def __missing__(self, name: str) -> Any:
+        if self:
+            raise ConfigError(f"{self.algorithm}.mix", f"there is no report {name!r}", nearest(name, self))
+        remedy = "set mixes_by_reports: ClassVar = True in the class"
+        raise ConfigError(f"{self.algorithm}.mix", f"has no reports, such as {name!r}", remedy)
 
 
 def steps(algorithm: Algorithm[Any], setup: Setup, state: Any) -> tuple[ServerStep | None, GlobalStep | None]:

@@ -473,7 +473,12 @@ def _checked_weights(rule: Aggregation, returned: Any, count: int) -> tuple[NDAr
     where, expected = f"{rule.name}.reweigh", f"expected weights ({count},) and that of the old model"
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise ConfigError(where, f"returned {type_of(returned)}", expected)
-    weights, keep = np.asarray(returned[0], np.float64), float(returned[1])
+    try:
+        weights, keep = np.asarray(returned[0], np.float64), float(returned[1] or 0.0)  # or None for nothing
+    except (TypeError, ValueError):
+        raise ConfigError(
+            where, f"returned {type_of(returned[0])} and {type_of(returned[1])}", expected
+        ) from None
     if weights.shape != (count,):
         raise ConfigError(where, f"returned weights of shape {weights.shape}", expected)
     total = float(weights.sum()) + keep
@@ -703,6 +708,8 @@ def _apply_step(
     for name, values in (("model", stepped), *((name, vectors.get(name)) for name in start)):
         if np.shape(values) != (n,):
             raise ConfigError(where, f"{name}: returned {type_of(values)}", expected)
+    if not np.isfinite(stepped).all() and np.isfinite(averages).all() and np.isfinite(old).all():
+        raise ConfigError(where, "returned numbers that are not finite, of numbers that are")
     new_memory = np.stack([vectors[name] for name in start]) if start else np.empty((0, n))
     return np.concatenate([stepped, averages[n:]]), new_memory
 

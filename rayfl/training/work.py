@@ -143,6 +143,15 @@ class Terms:
         if self.visits is not None and len(self.visits) != len(start):
             raise ValueError(f"visits: of {len(self.visits)} clients; {len(start)} are needed")
 
+    def check_finite(self) -> None:
+        """Check that offsets are numbers.
+
+        Raises:
+            ValueError: if one is not finite.
+        """
+        if self.offset is not None and not self.offset.isfinite().all():
+            raise ValueError("offset: has numbers that are not finite")
+
 
 NO_TERMS = Terms()
 """The terms of FedAvg: none."""

@@ -29,7 +29,7 @@ from rayfl.settings import check_methods
 from rayfl.signatures.base import Signature
 from rayfl.training import Terms
 from rayfl.training.guides import Guides
-from rayfl.training.reports import ClientReport, Trained
+from rayfl.training.reports import ClientReport, Trained, UpdateLengths
 
 # What follows has no types: it does what types would refuse.
 
@@ -74,6 +74,90 @@ class NotFinite(Aggregation):
 
     def combine(self, values, weights, old):
         return old * np.nan
+
+
+class Sends(LocalObjective):
+    name: Literal["bad_sends"] = "bad_sends"
+    what: str
+
+    def finish(self, start, block):
+        outcome = super().finish(start, block)
+        if self.what not in ("numpy", "nan"):
+            return outcome
+        rows = outcome.rows
+        return replace(outcome, rows=rows.numpy() if self.what == "numpy" else rows * torch.nan)
+
+    def terms(self, start):
+        return Terms(offset=torch.full_like(start.models, torch.nan)) if self.what == "terms" else Terms()
+
+    def weights(self, sizes, rows, training):
+        return sizes * (np.nan if self.what == "weights" else 1.0), None
+
+    def state_size(self, spec):
+        return None if self.what == "none" else 0
+
+    def server_size(self, spec):
+        return 0.5 if self.what == "half" else 0
+
+
+class Unused(LocalObjective):
+    name: Literal["bad_unused"] = "bad_unused"
+
+    def client_model(self, model, state, spec):
+        return model
+
+
+class Attribute(FedAvg):
+    name: Literal["bad_attribute"] = "bad_attribute"
+    default: ClassVar = {"training": {"momentum": 0.9}}
+
+
+class Setting(FedAvg):
+    name: Literal["bad_setting"] = "bad_setting"
+    select_: bool = True
+
+
+class Constructed(FedAvg):
+    name: Literal["bad_constructor"] = "bad_constructor"
+
+    def __init__(self, factor, **settings):
+        super().__init__(**settings)
+
+
+class Asks(FedAvg):
+    name: Literal["bad_asks"] = "bad_asks"
+
+    def mix(self, setup, state, plan, reports):
+        return reports["size"]
+
+
+class AsksForAnother(FedAvg):
+    name: Literal["bad_asks_another"] = "bad_asks_another"
+    mixes_by_reports: ClassVar = True
+
+    def reports(self, setup, state):
+        return {"size": UpdateLengths()}
+
+    def mix(self, setup, state, plan, reports):
+        return reports["sizes"]
+
+
+class Reweighs(Aggregation):
+    name: Literal["bad_reweighs"] = "bad_reweighs"
+
+    def reweigh(self, gram, weights):
+        return weights, "none"
+
+    def combine(self, values, weights, old):
+        return old
+
+
+class NoProximity(Signature):
+    name: Literal["bad_proximity"] = "bad_proximity"
+    proximities: ClassVar = "euclidean"
+
+    def compute(self, *given):
+        return None
 
 
 class Objective(LocalObjective):
@@ -132,6 +216,8 @@ class BadStep(ServerStep):
     def apply(self, averaged, vectors):
         if self.what == "nothing":
             return None
+        if self.what == "nan":
+            return averaged.mean * np.nan, vectors
         return (averaged.mean[:3], vectors) if self.what == "model" else (averaged.mean, {})
 
 
@@ -388,15 +474,75 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "objective, rows": (
         {"local": Objective(what="rows")},
-        r"bad_local.train: clients send a Tensor of float32 \(1, 3\); expected their models \(1, \d+\)",
+        r"bad_local.train: clients send a Tensor of float32 \(1, 3\); expected their models, a tensor",
     ),
     "objective, state": (
         {"local": Objective(what="state")},
-        r"bad_local.train: clients keep a Tensor of float32 \(1, \d+\); expected their states \(1, 0\)",
+        r"bad_local.train: clients keep a Tensor of float32 \(1, \d+\); expected their states, a tensor",
     ),
     "objective, state from finish": (
         {"local": Finishes()},
-        r"bad_finish.finish: clients keep a Tensor of float32 \(1, \d+\); expected their states \(1, 0\)",
+        r"bad_finish.finish: clients keep a Tensor of float32 \(1, \d+\); expected their states, a tensor",
+    ),
+    "objective, NumPy": (
+        {"local": Sends(what="numpy")},
+        r"bad_sends.finish: clients send an array of float32 \(1, \d+\); expected their models, a tensor",
+    ),
+    "objective, NaN": (
+        {"local": Sends(what="nan")},
+        r"bad_sends.finish: a client sends numbers that are not finite",
+    ),
+    "objective, NaN in its terms": (
+        {"local": Sends(what="terms")},
+        r"bad_sends.terms: offset: has numbers that are not finite",
+    ),
+    "objective, NaN in weights": (
+        {"local": Sends(what="weights")},
+        r"bad_sends.weights: returned weights that are not finite",
+    ),
+    "objective, no size": (
+        {"local": Sends(what="none")},
+        r"bad_sends.state_size: returned nothing \(None\); expected a whole number, 0 or more",
+    ),
+    "objective, half a size": (
+        {"local": Sends(what="half")},
+        r"bad_sends.server_size: returned 0.5; expected a whole number, 0 or more",
+    ),
+    "objective, its own models": (
+        {"local": Unused()},
+        r"local: bad_unused.client_model is called only if personal is true; add personal: ClassVar = True",
+    ),
+    "attribute": (
+        {"algorithm": Attribute()},
+        r"algorithm: bad_attribute.default is no attribute of Algorithm; expected defaults: ClassVar = ...",
+    ),
+    "attribute without its kind": (
+        {"algorithm": Setting()},
+        r"algorithm: bad_setting.select_ is no attribute of Algorithm; expected selects: ClassVar",
+    ),
+    "constructor": (
+        {"algorithm": Constructed("x")},
+        r"algorithm: bad_constructor has its own __init__; settings are fields of the class, such as",
+    ),
+    "mix without reports": (
+        {"algorithm": Asks()},
+        r"bad_asks.mix: has no reports, such as 'size'; set mixes_by_reports: ClassVar = True in the class",
+    ),
+    "mix with another report": (
+        {"algorithm": AsksForAnother()},
+        r"bad_asks_another.mix: there is no report 'sizes'; did you mean 'size'\?",
+    ),
+    "step, NaN": (
+        {"algorithm": Steps(what="nan")},
+        r"BadStep.apply: returned numbers that are not finite, of numbers that are",
+    ),
+    "rule, weights": (
+        {"aggregation": Reweighs()},
+        r"bad_reweighs.reweigh: returned an array of float64 \(4,\) and a str; expected weights \(4,\) and",
+    ),
+    "signature, proximities": (
+        {"algorithm": "pacfl", "clustering": {"signature": NoProximity()}},
+        r"clustering: bad_proximity.proximities is 'euclidean'; expected some of principal_angle, .* such as",
     ),
     "objective, offset": (
         {"local": Objective(what="offset")},
