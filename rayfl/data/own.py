@@ -21,7 +21,8 @@ from rayfl.settings import Section
 
 Arrays = dict[str, NDArray[np.generic]]
 EXPECTED = (
-    "expected (x_train, y_train, x_test, y_test), a dictionary of these, or one or two datasets of PyTorch"
+    "expected (x, y) or (x_train, y_train, x_test, y_test), a dictionary of these, or one or two datasets of "
+    "PyTorch"
 )
 
 
@@ -279,8 +280,18 @@ def _array(value: Any, where: str) -> NDArray[np.generic]:
     if array.dtype.kind == "O" and array.ndim == 1 and all(isinstance(item, str) for item in array):
         array = array.astype(str)
     if array.dtype.kind not in "uifbU" or array.ndim == 0:
-        raise DataError(f"{where} is {type_of(value)}; expected an array of numbers")
+        raise DataError(
+            f"{where} is {type_of(value)}{_odd_entry(array)}; expected an array of numbers, or texts"
+        )
     return array
+
+
+def _odd_entry(array: NDArray[np.generic]) -> str:
+    """``, entry 3 of which is nothing (None)``: the first that is no text where others are; else empty."""
+    if array.dtype.kind != "O" or array.ndim != 1 or not any(isinstance(item, str) for item in array):
+        return ""
+    place = next(k for k, item in enumerate(array) if not isinstance(item, str))
+    return f", entry {place} of which is {type_of(array[place])}"
 
 
 def _is_dataset(value: Any) -> bool:

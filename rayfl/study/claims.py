@@ -238,6 +238,11 @@ class _Reader:
             return self.fail("something is missing at the end")
         if rest.startswith("("):
             return self.fail("parentheses cannot be read", "write the sum without them: A.x - B.x > 3")
+        for label in sorted(self.labels, key=len, reverse=True):
+            behind = rest[len(label) :]
+            if rest.startswith(label) and not behind[:1].isalnum() and not behind.lstrip().startswith("."):
+                what = f"the name of a number must follow {label!r}"
+                return self.fail(what, f"such as {label}.accuracy_mean")
         name = re.split(r"[.\[]", rest.lstrip("\"'"))[0].strip("\"' ")
         if name in self.labels:
             return self.fail(

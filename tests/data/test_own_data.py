@@ -228,7 +228,7 @@ def test_a_run_on_own_data_and_an_own_partition(mine: Callable[[str], str], tmp_
 
 
 BAD: dict[str, tuple[str, dict[str, Any], str]] = {
-    "nothing": ("return None", {}, "returned nothing (None); expected (x_train, y_train, x_test, y_test)"),
+    "nothing": ("return None", {}, "returned nothing (None); expected (x, y) or (x_train, y_train, x_test, y_test)"),
     "a number": ("return 3", {}, "returned an int; expected"),
     "three things": ("return X, Y, T", {}, "returned 3 things (ndarray, ndarray, ndarray); expected"),
     "text": ("return 'x.npz'", {}, "returned a str; expected"),
@@ -251,6 +251,11 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "NaN": ("return np.where(X > 0.9, np.nan, X), Y, T, L", {}, "x_train holds NaN or infinity"),
     "infinity": ("return X, Y, T / 0, L", {}, "x_test holds NaN or infinity"),
     "no samples": ("return X[:0], Y[:0], T, L", {}, "x_train has no samples"),
+    "a text that is missing": (
+        "return np.array(['a', None] * 15, object), Y, T, L",
+        {},
+        "x_train is an array of object (30,), entry 1 of which is nothing (None); expected an array of",
+    ),
     "a scalar": ("return 1.0, Y, T, L", {}, "x_train is a float; expected an array of numbers"),
     "five axes": ("return X[None], Y, T, L", {}, "x_train has shape (1, 30, 1, 4, 4); expected"),
     "parts of other shapes": ("return X, Y, T[:, :, :3], L", {}, "x_train is float32 (1, 4, 4) a sample, x"),

@@ -44,6 +44,7 @@ def test_signs_may_be_those_of_print() -> None:
         ("(PACFL.ari - FedAvg.ari) > 3", "parentheses cannot be read; write the sum without them"),
         ("PACFL.ari / 2 > 3", "multiply instead: 0.5"),
         ("2 PACFL.ari > 3", "a number and a method need"),
+        ("FedAvg > PACFL", "the name of a number must follow 'FedAvg'; such as FedAvg.accuracy_mean"),
         ("0 * PACFL.ari > 3", "0 times 'PACFL' is nothing; leave it out"),
         ("PACFL.ari - PACFL.ari > 0", "its numbers cancel out: nothing is compared"),
         ("2 * PACFL.ari < 2 * PACFL.ari", "its numbers cancel out"),
