@@ -228,7 +228,7 @@ def test_a_run_on_own_data_and_an_own_partition(mine: Callable[[str], str], tmp_
 
 
 BAD: dict[str, tuple[str, dict[str, Any], str]] = {
-    "nothing": ("return None", {}, "returned nothing (None); expected (x, y) or (x_train, y_train, x_test, y_test)"),
+    "nothing": ("return None", {}, "returned nothing (None); expected (x, y) or (x_train, y_train, x_test"),
     "a number": ("return 3", {}, "returned an int; expected"),
     "three things": ("return X, Y, T", {}, "returned 3 things (ndarray, ndarray, ndarray); expected"),
     "text": ("return 'x.npz'", {}, "returned a str; expected"),
