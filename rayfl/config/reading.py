@@ -21,7 +21,7 @@ from rayfl.config.text import NOT_YAML, parse, problem_of
 from rayfl.config.transfer import algorithm_of, transferred, used
 from rayfl.config.words import describe, printable, sections, shown
 from rayfl.data import DATASETS
-from rayfl.errors import ConfigError, nearest, type_of
+from rayfl.errors import ArgumentError, ConfigError, nearest, type_of
 from rayfl.paper import Paper
 from rayfl.settings import Section, default_part, named, part_name
 
@@ -363,9 +363,19 @@ def _name(part: Any) -> Any:
 def names_first(overrides: Sequence[str]) -> list[str]:
     """Reorder overrides so that the settings of a part come after its first name: ``partition.clients=6
     partition=iid`` means six clients, too.
+
+    Raises:
+        ArgumentError: if they are no texts.
     """
     if isinstance(overrides, str):
         return [overrides]
+    listed = (
+        [overrides] if isinstance(overrides, Mapping) or not isinstance(overrides, Iterable) else overrides
+    )
+    for text in (overrides := [*listed]):
+        if not isinstance(text, str):
+            expected = 'expected texts, such as ["training.lr=0.1"]'
+            raise ArgumentError("overrides", f"got {type_of(text)}", expected)
     ordered: list[str] = []
     for text in overrides:
         part, value = _overridden_part(text)

@@ -15,7 +15,7 @@ from rayfl.config import Config, load, presets, with_overrides
 from rayfl.config.changes import changes
 from rayfl.config.text import parse
 from rayfl.config.variants import variant
-from rayfl.errors import ConfigError
+from rayfl.errors import ArgumentError, ConfigError
 from rayfl.models import MODELS
 from tests.config.common import refusal
 
@@ -389,3 +389,13 @@ def test_arguments_of_own_functions_are_those_that_a_resumed_run_has(
     config = load({part: own})
     assert getattr(config, part).kwargs == kept
     assert Config.model_validate(yaml.safe_load(config.to_yaml())) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind"),
+    [([{"rounds": 2}], "a dict"), ({"rounds": 2}, "a dict"), ([3], "an int"), (5, "an int")],
+)
+def test_overrides_are_texts(overrides: Any, kind: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"overrides: got {kind}; expected texts, such as \["):
+        load("digits-demo", overrides)
+    assert load("digits-demo", (text for text in ["rounds=2"])).rounds == 2  # type: ignore[arg-type]
