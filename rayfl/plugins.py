@@ -36,7 +36,7 @@ from typing import Any
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
 from rayfl.errors import ConfigError, RayflError, nearest
-from rayfl.settings import Registry, Section, parts_of
+from rayfl.settings import Registry, Section, part_name, parts_of
 
 ENTRY_POINTS = "rayfl.parts"
 """The group of entry points through which an installed package provides parts."""
@@ -179,11 +179,8 @@ def load(named: Iterable[str], registries: Iterable[Registry[Any]]) -> None:
         ConfigError: if one cannot be imported, with its file, line and error; or if the name of a part is
             already taken.
     """
-    registries = list(registries)
     for given in named:
-        module = _import_plugin(given, "plugins")
-        _register_parts(module, registries)
-        _refuse_nameless(module, [registry.base for registry in registries])
+        _register_parts(_import_plugin(given, "plugins"), registries)
 
 
 def restore(
@@ -661,19 +658,15 @@ def _register_parts(module: ModuleType, registries: Iterable[Registry[Any]]) -> 
                 raise ConfigError(file, str(error)) from None
 
 
-def _refuse_nameless(module: ModuleType, bases: Sequence[type[Section]]) -> None:
-    """Refuse a module that has a part, but none that can be chosen, because it has no name.
-
-    Raises:
-        ConfigError
-    """
-    if any(parts_of(module, base) for base in bases):
-        return
-    for name, cls in inspect.getmembers(module, inspect.isclass):
-        is_part = issubclass(cls, tuple(bases)) and cls.__module__ == module.__name__
-        if is_part and not name.startswith("_"):
-            remedy = f'add name: Literal["{name.lower()}"] = "{name.lower()}" to the class'
-            raise ConfigError(inspect.getsourcefile(cls) or module.__name__, f"{name} has no name", remedy)
+def nameless(base: type[Section]) -> list[str]:
+    """Classes of a kind in the loaded plug-ins that cannot be chosen, because they have no name."""
+    modules = [sys.modules[plugin.module] for plugin in loaded() if plugin.module in sys.modules]
+    return [
+        name
+        for module in modules
+        for name, cls in inspect.getmembers(module, inspect.isclass)
+        if issubclass(cls, base) and cls.__module__ == module.__name__ and part_name(cls) is None
+    ]
 
 
 def _plugin_of(module: ModuleType, given: str) -> Plugin:

@@ -404,11 +404,9 @@ def check_methods(part: type[Section], base: type[Section]) -> None:
             ) from None
 
 
-def _check_attributes(
-    part: type[Section], base: type[Section], own_classes: tuple[type[Section], ...]
-) -> None:
-    """Refuse class attributes that are named almost like one of the base, or are settings; a method that is
-    called only with an attribute that is not set; and an own ``__init__``.
+def _check_attributes(part: type[Section], base: type[Section], own_classes: tuple[type, ...]) -> None:
+    """Refuse class attributes that are named almost like one of the base, settings that should be one, a
+    method that is called only with an attribute that is not set, and an ``__init__`` without settings.
 
     Raises:
         ValueError: naming the attribute.
@@ -416,20 +414,21 @@ def _check_attributes(
     label = part_name(part) or part.__name__
     attributes = [name for name in base.__class_vars__ if not name.startswith("_")]
     for each in own_classes:
-        for name in (*vars(each), *vars(each).get("__annotations__", ())):
-            is_setting = name in each.model_fields
-            if name.startswith("_") or name in base.model_fields or (name in attributes and not is_setting):
-                continue
-            if not is_setting and name not in each.__class_vars__:
-                continue
+        if not issubclass(each, Section):  # a mixin
+            continue
+        for name in attributes:
+            if name in each.model_fields:
+                raise ValueError(f"{label}.{name} is no setting; write {name}: ClassVar = ...")
+        for name in each.__class_vars__ & {*vars(each), *vars(each).get("__annotations__", ())}:
             close = difflib.get_close_matches(name, attributes, 1, _MISSPELT)
-            if close:
+            if close and not name.startswith("_") and name not in attributes:
                 expected = f"expected {close[0]}: ClassVar = ..."
                 raise ValueError(f"{label}.{name} is no attribute of {base.__name__}; {expected}")
         if "__init__" in vars(each) and not each.__module__.startswith(_RAYFL):
-            raise ValueError(
-                f"{label} has its own __init__; settings are fields of the class, such as factor: float = 1.0"
-            )
+            parameters = inspect.signature(each.__init__).parameters.values()
+            if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+                remedy = "settings are fields of the class, such as factor: float = 1.0"
+                raise ValueError(f"{label} has its own __init__, which does not take its settings; {remedy}")
     for method, attribute in base.called_with.items():
         if getattr(part, method) is not getattr(base, method) and not getattr(part, attribute):
             remedy = f"add {attribute}: ClassVar = True, or leave it out"

@@ -99,13 +99,27 @@ def paired_difference(first: ArrayLike, second: ArrayLike, level: float = LEVEL)
     a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
     if a.shape != b.shape:
         raise ValueError(f"{a.shape} and {b.shape} values cannot be paired")
-    differences = _without_nan(a - b)
-    # Numbers near 70 that are equal but for rounding differ by 1e-14, which the test would find significant.
-    rounding = _EQUAL_SPREAD * np.abs([a, b]).max(initial=0.0, where=np.isfinite([a, b]))
-    if len(differences) and np.isfinite(differences).all() and np.ptp(differences) <= rounding:
-        differences[:] = 0.0 if abs(differences[0]) <= rounding else differences[0]
+    differences = _without_nan(without_rounding([a, -b]))
     interval = mean_interval(differences, level)
     return Difference(interval.mean, interval.low, interval.high, interval.n, _p_value(differences))
+
+
+def without_rounding(terms: ArrayLike) -> NDArray[np.float64]:
+    """Sums of terms; 0 where these cancel out but for rounding.
+
+    Numbers near 70 that are equal but for rounding differ by 1e-14, which tests would find significant.
+
+    Args:
+        terms: ``(T, n)``.
+
+    Returns:
+        ``(n,)``.
+    """
+    table = np.asarray(terms, np.float64)
+    with np.errstate(invalid="ignore"):  # inf - inf is NaN
+        sums = table.sum(axis=0)
+        tiny = np.abs(sums) <= _EQUAL_SPREAD * np.abs(table).max(axis=0, initial=0.0)
+    return np.asarray(np.where(tiny & np.isfinite(sums), 0.0, sums), np.float64)
 
 
 def holm(p_values: ArrayLike) -> NDArray[np.float64]:

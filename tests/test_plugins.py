@@ -145,6 +145,17 @@ def test_an_installed_package_brings_its_parts_by_its_entry_point(folder, monkey
         plugins._entry_points.cache_clear()
 
 
+def test_a_part_that_cannot_be_chosen_is_named(folder):
+    """A file may have a base class alone, of which another file's parts are; but who looks for it is told."""
+    base = "from rayfl.algorithms.base import Algorithm\nclass Calm(Algorithm):\n    rate: float = 1.0\n"
+    folder(own_h=base, own_i=METHOD.format(name="fine"))
+    assert load({**SMALL, "plugins": ["own_h.py", "own_i.py"], "algorithm": "fine"})
+    with pytest.raises(
+        ConfigError, match=r"no algorithm named 'calm'; .*Calm has no name: add name: Literal"
+    ):
+        load({**SMALL, "plugins": ["own_h.py"], "algorithm": "calm"})
+
+
 def test_what_a_plug_in_imports_from_its_own_folder_belongs_to_it(folder):
     folder(
         own_b="import json, numpy\nfrom own_helper import x\ndef f():\n    from own_parts import deep\nf()",
@@ -237,11 +248,6 @@ BAD = {
         "own_g.py",
         {"own_g": METHOD.format(name="own-g") + "    rate = 0.5\n"},
         r"own_g.py:5: A non-annotated attribute was detected: `rate = 0.5`; settings have types, such as",
-    ),
-    "a method without a name": (
-        "own_h.py",
-        {"own_h": "from rayfl.algorithms import Algorithm\nclass Calm(Algorithm):\n    rate: float = 1.0\n"},
-        r'own_h.py: Calm has no name; add name: Literal\["calm"\] = "calm" to the class',
     ),
     "a taken name": (
         "own_t.py",

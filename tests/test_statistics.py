@@ -94,3 +94,6 @@ def test_numbers_that_are_equal_but_for_rounding_do_not_differ() -> None:
         base + 1e-6 * np.array([1, 2, 3, 2]), base
     )  # small differences remain differences
     assert 0 < small.p < 0.05
+    apart = paired_difference([1e30, 2.0, 3.0], [1e30, 1.0, 1.0])  # each pair by its own size
+    assert apart.mean == 1.0
+    assert paired_difference([math.inf, 2.0, 3.0], [math.inf, 1.0, 2.0]).n == 2  # inf - inf is no number

@@ -267,7 +267,7 @@ def trained_by(local: LocalObjective, start: Start, train: Train) -> tuple[Train
             expected = f"expected their {name}, a tensor {tuple(fitting.shape)}"
             raise ConfigError(where, f"{what} {type_of(values)}", expected)
     if not type(local).__module__.startswith(_RAYFL):  # what the engine has trained is finite
-        _refuse_unlike_numbers(where, answer[1].rows, answer[0].failures)
+        _refuse_non_finite(where, answer[1].rows, answer[0].failures)
     return answer
 
 
@@ -275,7 +275,7 @@ _RAYFL = f"{__name__.partition('.')[0]}."
 """How the names of rayfl's own modules begin."""
 
 
-def _refuse_unlike_numbers(where: str, rows: torch.Tensor, failures: Mapping[int, str]) -> None:
+def _refuse_non_finite(where: str, rows: torch.Tensor, failures: Mapping[int, str]) -> None:
     """Refuse models that are not finite, of clients that have not failed.
 
     Args:

@@ -177,7 +177,7 @@ def mix(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, answers
     Raises:
         ConfigError: if it is not a mixing matrix of this round.
     """
-    named = _Answers(answers, algorithm.name)
+    named = _Answers(answers, algorithm)
     matrix = returned(f"{algorithm.name}.mix", algorithm.mix(setup, state, plan, named), Mixing)
     return mixing.check(matrix, algorithm.name, state.models, len(plan.cohort))
 
@@ -185,15 +185,23 @@ def mix(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, answers
 class _Answers(dict[str, Any]):
     """What clients report, by name; a wrong name is refused with the reason."""
 
-    def __init__(self, answers: Reports, algorithm: str) -> None:
+    def __init__(self, answers: Reports, algorithm: Algorithm[Any]) -> None:
         super().__init__(answers)
         self.algorithm = algorithm
 
     def __missing__(self, name: str) -> Any:
-        if self:
-            raise ConfigError(f"{self.algorithm}.mix", f"there is no report {name!r}", nearest(name, self))
+        where = f"{self.algorithm.name}.mix"
+        if self.algorithm.mixes_by_reports:
+            remedy = nearest(name, self) if self else f"{self.algorithm.name}.reports returns none"
+            raise _NoReport(where, f"there is no report {name!r}", remedy)
         remedy = "set mixes_by_reports: ClassVar = True in the class"
-        raise ConfigError(f"{self.algorithm}.mix", f"has no reports, such as {name!r}", remedy)
+        raise _NoReport(where, f"has no reports, such as {name!r}", remedy)
+
+
+class _NoReport(ConfigError, KeyError):
+    """There is no report of a name; a method may catch it as of any dictionary."""
+
+    __str__ = ConfigError.__str__
 
 
 def steps(algorithm: Algorithm[Any], setup: Setup, state: Any) -> tuple[ServerStep | None, GlobalStep | None]:

@@ -20,10 +20,9 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayfl.errors import ConfigError, nearest
-from rayfl.statistics import Interval, mean_interval
+from rayfl.statistics import Interval, mean_interval, without_rounding
 
 Verdict = Literal["holds", "fails", "undecided"]
 EXIT_CODES: Mapping[str, int] = {"holds": 0, "fails": 1, "undecided": 3}
@@ -240,7 +239,7 @@ class _Reader:
             return self.fail("parentheses cannot be read", "write the sum without them: A.x - B.x > 3")
         for label in sorted(self.labels, key=len, reverse=True):
             behind = rest[len(label) :]
-            if rest.startswith(label) and not behind[:1].isalnum() and not behind.lstrip().startswith("."):
+            if rest.startswith(label) and re.match(r"\s*($|[<>=~≥≤]|[-+−]\s)", behind):
                 what = f"the name of a number must follow {label!r}"
                 return self.fail(what, f"such as {label}.accuracy_mean")
         name = re.split(r"[.\[]", rest.lstrip("\"'"))[0].strip("\"' ")
@@ -431,9 +430,11 @@ def judge(
     """
     numbers = [values(term.method, {**point, **term.at}, term.column) for term in statement.terms]
     seeds = sorted(set.intersection(*(set(by_seed) for by_seed in numbers))) if numbers else []
-    sums: NDArray[np.float64] = np.full(len(seeds), statement.constant)
-    for term, by_seed in zip(statement.terms, numbers, strict=True):
-        sums = sums + term.factor * np.array([by_seed[seed] for seed in seeds], np.float64)
+    rows = [[by_seed[seed] for seed in seeds] for by_seed in numbers]
+    values_of_terms = np.array([term.factor for term in statement.terms])[:, None] * np.array(
+        rows, np.float64
+    )
+    sums = without_rounding(np.vstack([values_of_terms, np.full(len(seeds), statement.constant)]))
     interval = mean_interval(sums)
     incomplete = len(set().union(*numbers)) - len(seeds) if numbers else 0
     if not len(seeds):

@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from rayfl.config.schema import EXCLUDED
 from rayfl.config.text import NOT_YAML, as_value, parse, problem_of
 from rayfl.errors import ArgumentError, ConfigError, nearest, type_of
 from rayfl.settings import Section
+from rayfl.study.claims import axis_of, point_of
 from rayfl.study.claims import parse as parse_claim
 from rayfl.units import counted
 
@@ -986,8 +988,12 @@ def _check_claims(sized: StudyFile, size: str) -> None:
     """Refuse claims that cannot be read at a size, which may have another grid."""
     axes = {axis: list(at) for axis, at in sized.axes.items()}
     for claim in sized.claims:
+        where = f"claims: {claim.claim!r}: at"
         try:
             parse_claim(claim.claim, sized.methods, axes)
+            for axis, point in claim.at.items():
+                known = axis_of(axis, axes, partial(ConfigError, where))
+                point_of(known, shown(point), axes, partial(ConfigError, where))
         except ConfigError as error:
             raise ConfigError(f"sizes.{size}: {error.where}", error.what, error.remedy) from None
 

@@ -106,13 +106,6 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
     if study.tune is not None and not tuned and len(study.methods) == len(study.all_methods):
         raise ConfigError("tune", "its settings change no run of any method", "leave it out, or name others")
     tuning.check_metric(study)
-    for axis in study.axes:
-        if axis in known_numbers():
-            what, remedy = (
-                "is the name of a number of the tables",
-                f"name the axis otherwise, such as {axis}_set",
-            )
-            raise ConfigError(f"grid.{axis}", what, remedy)
     _check_axes(study, runs)
     _check_methods(study, runs)
     prepared = Prepared(study, statements, candidates, runs)
@@ -306,10 +299,10 @@ def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
             if named.count(axis) > 1:
                 raise ConfigError(f"claims: {claim.claim!r}: at", f"names {axis} twice", "leave one out")
         statement = claim_rules.parse(claim.claim, study.methods, axes)
-        for axis in named:
-            if all(axis in term.at for term in statement.terms):
-                remedy = "leave it out of at or of the claim"
-                raise ConfigError(f"claims: {claim.claim!r}: at", f"{axis} is in brackets, too", remedy)
+        for axis, point in _at(claim, axes).items():
+            if all(term.at.get(axis, point) != point for term in statement.terms):
+                what = f"{axis} is {statement.terms[0].at[axis]} in brackets"
+                raise ConfigError(f"claims: {claim.claim!r}: at", what, "leave it out of at or of the claim")
         _refuse_fraction(statement)
         whole = (replace(statement, text=""), _at(claim, axes), claim.source, claim.protocol)
         if whole in seen:
@@ -321,15 +314,16 @@ def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
 
 
 def _refuse_fraction(statement: Statement) -> None:
-    """Refuse to compare a single accuracy, which is in percent, with a number between 0 and 1.
+    """Refuse a claim that an accuracy, which is in percent, is above or near a number between 0 and 1.
 
     Raises:
         ConfigError
     """
-    [column, *others] = statement.columns
-    alone = not others and len(statement.terms) == 1 and not statement.constant
-    if alone and "accuracy" in column and is_percentage(column) and 0 < statement.bound < 1:
-        what = f"{column} is in percent, and {statement.bound:g} is below 1 %"
+    term = statement.terms[0]
+    alone = len(statement.terms) == 1 and term.factor == 1 and not statement.constant
+    high = statement.comparison in (">", ">=", "~") and 0 < statement.bound < 1
+    if alone and high and "accuracy" in term.column and is_percentage(term.column):
+        what = f"{term.column} is in percent, and {statement.bound:g} is below 1 %"
         raise ConfigError(f"claims: {statement.text!r}", what, f"such as {100 * statement.bound:g}")
 
 

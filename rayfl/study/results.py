@@ -201,7 +201,9 @@ def numbers_of(path: Path, columns: Sequence[str] = ()) -> dict[str, float]:
         match = _TARGET_COLUMN.fullmatch(column)
         if match:
             accuracy = f"{match['prefix']}accuracy_mean"
-            numbers[column] = _spent_until(directory, match["what"], accuracy, float(match["target"]))
+            spent = _spent_until(directory, match["what"], accuracy, float(match["target"]))
+            if spent is not None:
+                numbers[column] = spent
         match = _GROUP_COLUMN.fullmatch(column)
         if match and match["prefix"]:
             clients = directory.read_frame("clients.csv")
@@ -217,11 +219,12 @@ def targets_accuracy(column: str) -> bool:
     return _TARGET_COLUMN.fullmatch(column) is not None
 
 
-def _spent_until(directory: RunDirectory, what: str, accuracy: str, target: float) -> float:
-    """Rounds, or bytes sent up, until an accuracy first reached a target; NaN if it never did."""
+def _spent_until(directory: RunDirectory, what: str, accuracy: str, target: float) -> float | None:
+    """Rounds, or bytes sent up, until an accuracy first reached a target; NaN if it never did, None if it was
+    not measured."""
     rounds = directory.read_frame("rounds.csv")
-    if accuracy not in rounds:
-        return math.nan
+    if accuracy not in rounds or not rounds[accuracy].notna().any():
+        return None
     reached = rounds.index[rounds[accuracy] >= target]
     if not len(reached):
         return math.nan
@@ -345,13 +348,14 @@ class Results:
         """The finished runs of a method that never reached the target of a column (``rounds_to_80``)."""
         if not targets_accuracy(column):
             return []
-        values = self.values(method, point, column)
-        return [run for run in self._runs_at(method, point, True) if math.isnan(values[run.seed])]
+        by_seed = self._by_point.get((method, _point_key(point)), {})
+        runs = self._runs_at(method, point, True)
+        return [run for run in runs if math.isnan(by_seed[run.seed].get(column, 0.0))]
 
     def least(self, method: str, point: Mapping[str, str], column: str) -> float | None:
         """The rounds that the runs of a method exceed if none reached a column's target, or None."""
         match, never = _TARGET_COLUMN.fullmatch(column), self.never(method, point, column)
-        if match is None or match["what"] != "rounds" or len(never) < len(self.seeds):
+        if match is None or match["what"] != "rounds" or len(never) < max(2, len(self.seeds)):
             return None
         return float(min(run.config.rounds for run in never))
 

@@ -231,8 +231,8 @@ def check_folder(folder: Path, study: StudyFile) -> None:
     Raises:
         ConfigError
     """
-    others = _methods_in(folder)
-    if others and not set(others) & set(study.methods):
+    others = _methods_in(folder, study)
+    if others and not set(others) & set(study.all_methods):
         what = f"holds the results of another study (of {', '.join(others)[:60]})"
         raise ConfigError(str(folder), what, "give this one another name or folder, or remove that one")
     if study.source is None:
@@ -244,13 +244,17 @@ def check_folder(folder: Path, study: StudyFile) -> None:
             raise ConfigError(str(folder), f"the results' {COPY} would replace the study file", remedy)
 
 
-def _methods_in(folder: Path) -> list[str]:
-    """The labels of the methods of the study whose results are in a folder; empty if there are none."""
+def _methods_in(folder: Path, study: StudyFile) -> list[str]:
+    """The labels of the methods of the study whose results are in a folder; empty if there are none, or if
+    that study has the same title."""
+    content: Any = None
     with suppress(OSError, *NOT_YAML):
         if (folder / "claims.json").is_file():
-            methods = parse((folder / COPY).read_text(encoding="utf-8"), trusted=True).get("methods")
-            return [*map(str, methods)] if isinstance(methods, dict) else []
-    return []
+            content = parse((folder / COPY).read_text(encoding="utf-8"), trusted=True)
+    if not isinstance(content, dict) or not isinstance(content.get("methods"), dict):
+        return []
+    is_same = bool(study.title) and content.get("title") == study.title
+    return [] if is_same else [*map(str, content["methods"])]
 
 
 def check_places(prepared: Prepared, folder: Path, inline: bool, archive: Path | None) -> None:

@@ -168,7 +168,7 @@ def _lacking(results: Results) -> str:
             f"({some} of {n}): only {some} of the {n} seeds {have} the number; the mean is over these."
         )
     if any(results.never(*each) for each in cells):
-        sentences.append("never: as many runs did not reach this accuracy; a mean is over those that did.")
+        sentences.append("never: no run reached this accuracy; 2 never: two runs did not, and are left out.")
     failed = Counter(run.method for run in results.runs if run.key in results.errors)
     if failed:
         runs = ", ".join(f"{counted(count, 'run')} of {method}" for method, count in failed.items())

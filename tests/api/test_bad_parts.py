@@ -15,7 +15,7 @@ from torch import nn
 
 import rayfl
 from rayfl.aggregation.base import Aggregation
-from rayfl.algorithms import Plan, Regrouping
+from rayfl.algorithms import Algorithm, Plan, Regrouping
 from rayfl.algorithms.fedavg import FedAvg
 from rayfl.config import load
 from rayfl.data.base import Assignment, Dataset, Partition
@@ -25,6 +25,7 @@ from rayfl.losses import Loss
 from rayfl.models import Model
 from rayfl.sampling import Sampling
 from rayfl.server_step import ServerStep
+from rayfl.servers import hooks
 from rayfl.settings import check_methods
 from rayfl.signatures.base import Signature
 from rayfl.training import Terms
@@ -114,14 +115,14 @@ class Attribute(FedAvg):
 
 class Setting(FedAvg):
     name: Literal["bad_setting"] = "bad_setting"
-    select_: bool = True
+    selects: bool = True
 
 
 class Constructed(FedAvg):
     name: Literal["bad_constructor"] = "bad_constructor"
 
-    def __init__(self, factor, **settings):
-        super().__init__(**settings)
+    def __init__(self, factor):
+        super().__init__()
 
 
 class Asks(FedAvg):
@@ -518,11 +519,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "attribute without its kind": (
         {"algorithm": Setting()},
-        r"algorithm: bad_setting.select_ is no attribute of Algorithm; expected selects: ClassVar",
+        r"algorithm: bad_setting.selects is no setting; write selects: ClassVar = ...",
     ),
     "constructor": (
         {"algorithm": Constructed("x")},
-        r"algorithm: bad_constructor has its own __init__; settings are fields of the class, such as",
+        r"algorithm: bad_constructor has its own __init__, which does not take its settings; settings are",
     ),
     "mix without reports": (
         {"algorithm": Asks()},
@@ -632,6 +633,37 @@ def test_parts_as_they_should_be_are_taken() -> None:
             return weights, 0.0
 
     check_methods(Rule, Aggregation)
+
+
+def test_ordinary_names_mixins_and_constructors_with_settings_are_taken() -> None:
+    class Mixin:
+        default = 3
+
+    class Mine(Mixin, FedAvg):
+        name: Literal["good_mixin"] = "good_mixin"
+        objective: str = "x"  # a setting: only class attributes can be misspelt
+
+        def __init__(self, **settings):
+            super().__init__(**settings)
+
+    class Masked(LocalObjective):
+        name: Literal["good_mask"] = "good_mask"
+        mask: float = 0.5
+        personal: ClassVar[bool] = True
+
+        def client_model(self, model, state, spec):
+            return model
+
+    check_methods(Mine, Algorithm)
+    check_methods(Masked, LocalObjective)
+
+
+def test_reports_that_are_missing_are_missing_keys() -> None:
+    """So that a method may ask for a report that it can do without."""
+    with pytest.raises(KeyError, match=r"bad_asks.mix: has no reports"):
+        hooks._Answers({}, Asks())["size"]
+    with pytest.raises(KeyError, match=r"there is no report 'size'; bad_asks_another.reports returns none"):
+        hooks._Answers({}, AsksForAnother())["size"]
 
 
 def test_an_algorithm_as_an_object_leaves_out_what_it_does_not_use() -> None:

@@ -38,6 +38,20 @@ def test_signs_may_be_those_of_print() -> None:
     assert read("PACFL.ari ≤ 1").comparison == "<="
 
 
+@pytest.mark.parametrize("text", ["FedAvg-TF.ari > 3", "PACFL, 3 clusters.ari > 3", "FedAvg_x.ari > 3"])
+def test_a_misspelt_label_is_no_method(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"no method '{text.split('.')[0]}'"):
+        read(text)
+
+
+def test_what_is_equal_but_for_rounding_decides_nothing() -> None:
+    base = [70.1, 71.3, 69.9, 70.7]
+    near = [each + k * 1.4e-14 for each, k in zip(base, [1, 1, 2, 1], strict=True)]
+    assert verdict("A.x - B.x > 0", A=near, B=base) == "fails"
+    assert verdict("A.x - B.x >= 0", A=near, B=base) == "holds"
+    assert verdict("A.x - 70.1 ~ 0 +- 1", A=[70.1, 70.1 + 1.4e-14, 70.1], B=base[:3]) == "holds"
+
+
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [

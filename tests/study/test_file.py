@@ -581,7 +581,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         changed(claims=[{"claim": "FedAvg[lr=0.1].ari > 0", "at": {"lr": 0.3}}]),
-        "'FedAvg[lr=0.1].ari > 0': at: training.lr is in brackets, too; leave it out of at or of the claim",
+        "'FedAvg[lr=0.1].ari > 0': at: training.lr is 0.1 in brackets; leave it out of at or of the claim",
     ),
     (
         changed(claims=["FedAvg.accuracy_mean > 0.9"], report={}),
@@ -602,11 +602,18 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "sizes.smoke: claims: 'FedAvg[lr=0.1].ari > 0': training.lr has no point '0.1'",
     ),
     (
+        changed(
+            sizes={"smoke": {"grid": {"training.lr": [9]}}},
+            claims=[{"claim": "FedAvg.ari > 0", "at": {"lr": 0.1}}],
+        ),
+        "sizes.smoke: claims: 'FedAvg.ari > 0': at: training.lr has no point '0.1'",
+    ),
+    (
         changed(methods__Again={"algorithm.name": "fedavg"}, tune=...),
         "methods: FedAvg and Again have the same settings; leave one out, or an override that replaces what",
     ),
     (
-        changed(grid={"clusters": {"few": {"partition.clients": 3}}}, claims=[], expected=[], report={}),
+        changed(grid={"clusters": {"few": {"evaluation.every": 2}}}, claims=[], expected=[], report={}),
         "grid.clusters: tables have a number of this name; name the axis otherwise, such as clusters_set",
     ),
     (changed(name=...), "name: missing"),
@@ -964,6 +971,8 @@ def test_losses_determine_what_a_table_may_name(tmp_path: Path) -> None:
         {"claims": [], "sizes": {"s": {"claims": "FedAvg.accuracy_mean > 10"}}},
         {"claims": ["FedAvg.accuracy_mean ~ 77.3 +- 3"]},  # also an expected figure
         {"claims": ["FedAvg[lr=0.1].ari >= FedAvg.ari"]},  # as good as anywhere
+        {"claims": [{"claim": "FedAvg[lr=0.1].ari > 0", "at": {"lr": 0.1}}]},  # the same twice
+        {"claims": ["0.01 * FedAvg.accuracy_mean > 0.9", "FedAvg.accuracy_worst10 < 0.5"]},
         {"claims": [], "grid": {"training.lr": {0.1: {"training.lr": 0.1}, 1: {"training.lr": 1}}}},
     ],
 )

@@ -130,7 +130,8 @@ def test_targets_are_those_of_the_models_that_a_column_names(tmp_path: Path) -> 
     ]
     found = numbers_of(tmp_path, names)
     assert list(found.values())[:3] == [3, 2, 40]
-    assert all(np.isnan(found[name]) for name in names[3:])
+    assert np.isnan(found["local_rounds_to_80"])
+    assert "common_rounds_to_1" not in found  # it was not measured
     assert title_of("local_rounds_to_60") == "rounds to 60 %, models as clients trained them"
     assert better("local_bytes_to_72.5") == "less"
 
@@ -791,7 +792,9 @@ def test_a_target_that_no_run_reached_decides_as_far_as_it_can(done: Any) -> Non
         assert "2 of 2 runs never reached it (FedAvg)" in each.why
     table = study_tables.main_table(results)
     assert {row[2:] for row in table.rows if row[0] == "FedAvg"} == {("never", "1")}
-    assert "never: as many runs did not reach" in table.caption
+    assert "never: no run reached this accuracy" in table.caption
+    alone = Results(prepared.study, [run for run in study.results.runs if not run.seed], prepared.columns, {})
+    assert {each.verdict for each in judge(prepared, alone)} == {"undecided"}  # as all claims of one seed
     first, *others = study.results.runs
     lost = PlannedRun(first.method, first.point, first.seed, rayfl.load(first.config, ["rounds=9"]), {})
     part = Results(prepared.study, [lost, *others], prepared.columns, {lost.key: "diverged"})
@@ -802,6 +805,16 @@ def test_a_target_that_no_run_reached_decides_as_far_as_it_can(done: Any) -> Non
     compared = study_tables.comparison_table(part)
     assert compared is not None
     assert "are left out, however good the other's is" in compared.caption
+
+
+def test_a_target_that_was_not_measured_is_not_one_that_was_never_reached(tmp_path: Path) -> None:
+    rounds = pd.DataFrame({"accuracy_mean": [50.0, 60.0], "local_accuracy_mean": [None, None], "bytes_up": 1})
+    rounds.to_csv(tmp_path / "rounds.csv", index_label="round")
+    (tmp_path / "summary.json").write_text("{}")
+    columns = ["rounds_to_60", "rounds_to_70", "local_rounds_to_60", "validation_rounds_to_60"]
+    found = numbers_of(tmp_path, columns)
+    assert (found["rounds_to_60"], math.isnan(found["rounds_to_70"])) == (2, True)
+    assert not {"local_rounds_to_60", "validation_rounds_to_60"} & set(found)
 
 
 def test_figures_of_several_protocols_have_columns_of_their_own(tmp_path: Path) -> None:
@@ -837,6 +850,14 @@ def test_a_study_without_claims_has_no_verdict(tmp_path: Path) -> None:
 def test_results_of_another_study_are_not_replaced(done: Any) -> None:
     study, _ = done
     check_folder(study.folder, study.results.study)
+    renamed = {f"{label}, again": method for label, method in SMALL["methods"].items()}
+    same = {**SMALL, "title": "a title", "claims": [], "expected": []}
+    (study.folder / "study.yaml").rename(study.folder / "kept.yaml")
+    (study.folder / "study.yaml").write_text("[]")
+    check_folder(study.folder, take({**same, "methods": renamed}, study.folder))
+    (study.folder / "study.yaml").write_text(json.dumps(same))
+    check_folder(study.folder, take({**same, "methods": renamed}, study.folder))
+    (study.folder / "kept.yaml").replace(study.folder / "study.yaml")
     other = take(
         {**SMALL, "methods": {"CFL": {"algorithm": "cfl"}}, "claims": [], "expected": []}, study.folder
     )
