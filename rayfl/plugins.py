@@ -658,14 +658,16 @@ def _register_parts(module: ModuleType, registries: Iterable[Registry[Any]]) -> 
                 raise ConfigError(file, str(error)) from None
 
 
-def nameless(base: type[Section]) -> list[str]:
-    """Classes of a kind in the loaded plug-ins that cannot be chosen, because they have no name."""
+def nameless(base: type) -> list[str]:
+    """Classes of a kind in the loaded plug-ins that cannot be chosen, because they have no name, and of which
+    no other class is derived."""
     modules = [sys.modules[plugin.module] for plugin in loaded() if plugin.module in sys.modules]
     return [
         name
         for module in modules
         for name, cls in inspect.getmembers(module, inspect.isclass)
-        if issubclass(cls, base) and cls.__module__ == module.__name__ and part_name(cls) is None
+        if issubclass(cls, base) and issubclass(cls, Section) and not cls.__subclasses__()
+        if cls.__module__ == module.__name__ and part_name(cls) is None
     ]
 
 

@@ -89,18 +89,15 @@ def _part_remedy(dotted: str, name: str, place: _Place) -> str:
             section = dotted.removesuffix(".name")
             return f"for your own class or function give {section}={choice} {section}.target={name}"
     remedy = nearest(name, place.choices)
-    common = (
-        set.intersection(*({*part.__mro__} for part in place.choices.values())) if place.choices else set()
-    )
-    base = max(common, key=lambda cls: len(cls.__mro__), default=object)
-    if issubclass(base, Section) and (nameless := plugins.nameless(base)):
-        remedy += f" ({nameless[0]} has no name: add name: Literal[{name!r}] = {name!r} to the class)"
-        return remedy
     alike = max((SequenceMatcher(None, name, each).ratio() for each in place.choices), default=0.0)
-    if dotted.removesuffix(".name") in _OWN_PARTS and alike < _TYPING_ERROR:
-        own = "one of your own comes with its file: plugins or --plugin"
-        remedy += f" ({own})" if remedy.endswith("?") else f"; {own}"
-    return remedy
+    if dotted.removesuffix(".name") not in _OWN_PARTS or alike >= _TYPING_ERROR:
+        return remedy
+    bases = set.intersection(*({*part.__mro__} for part in place.choices.values()))  # Algorithm, Section, ...
+    nameless = plugins.nameless(max(bases, key=lambda base: len(base.__mro__)))
+    own = "one of your own comes with its file: plugins or --plugin"
+    if nameless:
+        own = f"{nameless[0]} has no name: add name: Literal[{name!r}] = {name!r} to the class"
+    return f"{remedy} ({own})" if remedy.endswith("?") else f"{remedy}; {own}"
 
 
 _OWN_PARTS = (

@@ -439,9 +439,10 @@ class Results:
         return {method: ranks.get(method, math.nan) for method in self.study.methods}
 
     def _value_to_rank(self, method: str, point: Mapping[str, str], seed: int, column: str) -> float:
-        value = self.values(method, point, column).get(seed, math.nan)
-        finished = (method, _point_key(point), seed) in self._numbers
-        return math.inf if math.isnan(value) and finished and _TARGET_COLUMN.fullmatch(column) else value
+        value = self._numbers.get((method, _point_key(point), seed), {}).get(column)
+        if value is None:  # not finished, or not measured
+            return math.nan
+        return math.inf if math.isnan(value) and targets_accuracy(column) else value
 
     def frame(self) -> pd.DataFrame:
         """``runs.csv``, one row per run: its place, settings that differ or were chosen, its numbers."""

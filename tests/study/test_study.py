@@ -1170,10 +1170,11 @@ def test_a_run_that_never_reached_a_target_is_the_last(done: Any) -> None:
     vars(results)["_numbers"] = numbers
     assert results.ranks("rounds_to_99") == {"FedAvg": 2.0, "SOLO": 1.0}
     vars(results)["_numbers"] = {place: n for place, n in numbers.items() if place[0] == "SOLO"}
-    vars(results).pop("_by_point")
     ranks = results.ranks("rounds_to_99")
     assert math.isnan(ranks["FedAvg"])  # all of its runs are missing
     assert ranks["SOLO"] == 1
+    vars(results)["_numbers"] = {p: n if p[0] == "SOLO" else {} for p, n in numbers.items()}
+    assert math.isnan(results.ranks("rounds_to_99")["SOLO"])  # of the other it was not measured
 
 
 def test_errors_and_costs_rank_the_least_first() -> None:
