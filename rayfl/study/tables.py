@@ -128,10 +128,9 @@ def main_table(results: Results, tall: bool = False) -> TextTable:
                 never = len(results.never(label, point, column))
                 line.append(cell(interval, column, len(results.seeds), never))
                 sort_keys.append(interval.mean if interval.n else None)
-            of_column = {_origin(each) for each in study.expected if each.column == column}
-            for origin, heading in _headings(study).items():
-                if origin not in of_column:
-                    continue
+            for origin, heading in _headings(
+                each for each in study.expected if each.column == column
+            ).items():
                 sort_keys = values[len(header)] = []
                 header.append(f"{heading}{f', {where}' if where else ''}")
                 for line, (row, label) in zip(body, itertools.product(rows, study.methods), strict=True):
@@ -191,9 +190,9 @@ def _origin(expected: Expected) -> tuple[str, str]:
     return expected.source, expected.protocol
 
 
-def _headings(study: StudyFile) -> dict[tuple[str, str], str]:
+def _headings(expected: Iterable[Expected]) -> dict[tuple[str, str], str]:
     """The heading of the figures of each source; with the protocol if the source has several."""
-    origins = dict.fromkeys(map(_origin, study.expected))
+    origins = dict.fromkeys(map(_origin, expected))
     of_source = Counter(source for source, _ in origins)
     return {
         (source, protocol): f"{source}, {protocol or 'no protocol'}" if of_source[source] > 1 else source
@@ -203,9 +202,12 @@ def _headings(study: StudyFile) -> dict[tuple[str, str], str]:
 
 def _about_published(study: StudyFile) -> str:
     """What published figures are, where the headings do not say it."""
-    headings = _headings(study)
-    texts = [f"{source}: {protocol}" for source, protocol in headings if headings[source, protocol] == source]
-    texts = [text for text in texts if not text.endswith(": ")]
+    texts = dict.fromkeys(
+        f"{each.source} ({title_of(each.column)}): {each.protocol}"
+        for each in study.expected
+        if each.protocol
+        and each.source in _headings(e for e in study.expected if e.column == each.column).values()
+    )
     return f" Published figures are, in {'; in '.join(texts)}." if texts else ""
 
 
@@ -417,7 +419,7 @@ def tidy(results: Results) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    headings = _headings(results.study)
+    headings = _headings(results.study.expected)
     for column in results.study.columns:
         for point, label in itertools.product(results.points, results.study.methods):
             interval = results.interval(label, point, column)

@@ -832,7 +832,7 @@ def test_figures_of_several_protocols_have_columns_of_their_own(tmp_path: Path) 
     table = study_tables.main_table(results)
     assert table.header[2:5] == ("paper, local models", "paper, served ones", "thesis")
     assert [row[2:5] for row in table.rows] == [("97.0", "49.0", "–"), ("–", "90.0", "3.0")]
-    assert "Published figures are, in thesis: best round." in table.caption
+    assert "Published figures are, in thesis (mean accuracy (%)): best round." in table.caption
     tidy = study_tables.tidy(results)
     assert tidy["published: paper, local models"].dropna().tolist() == [97.0]
 
