@@ -192,7 +192,7 @@ class LocalObjective(Section):
         terms, initial = returned(f"{self.name}.terms", self.terms(start), Terms), self.begin(start)
         try:
             terms.check(start.models)
-            if not type(self).__module__.startswith(_RAYFL) and terms.offset is not None:
+            if not type(self).__module__.startswith(_RAYFL):
                 terms.check_finite()
         except ValueError as error:
             raise ConfigError(f"{self.name}.terms", str(error)) from None
