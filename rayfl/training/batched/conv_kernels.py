@@ -16,8 +16,8 @@ are K * channels consecutive floats. Everything is then a product of a scalar wi
 The vectors are explicit (:mod:`.vectors`): sums stay in registers over a whole window. Their order depends
 neither on the number of clients in a call nor on the width of the machine's registers.
 
-Forward passes alone are twice as fast with interleaved samples, (``height, width, channels, sample``): see
-:func:`forward_interleaved`.
+Forward passes alone are up to twice as fast with interleaved samples (``height, width, channels, sample``):
+see :func:`forward_interleaved`.
 
 For a convolution without pooling, or before a normalisation (:mod:`.norm_kernels`), the forward pass writes
 the outputs of the convolution alone, and every window has a gradient: :func:`weight_gradient` sums over all
