@@ -143,16 +143,19 @@ class Section(BaseModel):
             ):
                 raise ValueError(f"{str(value)[:60]!r}... is too long for a path")
             return Path(expanded) if cls.paths_from_here else Path(expanded).absolute()
-        if not isinstance(value, (int, float, tuple)):
-            return value
-        metadata = cls.model_fields[info.field_name].metadata if info.field_name else ()
-        if not any(isinstance(m, (Le, Lt)) for m in metadata):
+        if isinstance(value, (int, float, tuple)) and not _is_bounded(cls, info.field_name):
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, int) and abs(number) > _LARGEST:
                     raise ValueError(f"{_digits(number)} is too large; expected at most {_LARGEST}")
                 if isinstance(number, float) and abs(number) > _LARGEST_FLOAT:
                     raise ValueError(f"{number:g} is too large; expected at most {_LARGEST_FLOAT:g}")
         return value
+
+
+@cache
+def _is_bounded(section: type[Section], field: str | None) -> bool:
+    """Whether a field declares an upper bound."""
+    return field is not None and any(isinstance(m, (Le, Lt)) for m in section.model_fields[field].metadata)
 
 
 def _with_present_names(settings: Mapping[str, Any], section: type[Section]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from rayfl import plugins
 from rayfl.config import kinds
 from rayfl.config.schema import Config
-from rayfl.config.words import sections, shown
+from rayfl.config.words import choices, shown
 from rayfl.errors import ConfigError, DataError
 from rayfl.settings import Registry, Section, part_name
 
@@ -29,11 +29,10 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain_settings: dict[str, Any] = {}
     for key, value in settings.items():
-        field = Config.model_fields.get(key)
-        choices = sections(field.annotation, field.metadata) if field else {}
+        parts = choices(Config, key)
         with not_in_itself(str(key)):
-            if isinstance(choices, Registry):
-                value = _of_section(value, choices, key)
+            if isinstance(parts, Registry):
+                value = _of_section(value, parts, key)
             plain_settings[key] = _without_parts(value)
     return plain_settings
 

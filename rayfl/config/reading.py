@@ -6,6 +6,7 @@ import copy
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rayfl.config.objects import bring_classes, modules_of, plain
 from rayfl.config.schema import EXCLUDED, Config
 from rayfl.config.text import NOT_YAML, parse, problem_of
 from rayfl.config.transfer import algorithm_of, transferred, used
-from rayfl.config.words import describe, printable, sections, shown
+from rayfl.config.words import choices, describe, printable, shown
 from rayfl.data import DATASETS
 from rayfl.errors import ArgumentError, ConfigError, nearest, type_of
 from rayfl.paper import Paper
@@ -30,8 +31,13 @@ PRESETS = Path(__file__).parents[1] / "presets"
 
 def presets() -> dict[str, Path]:
     """The presets by name: rayfl's own, then those of plug-ins, which cannot replace rayfl's."""
-    bundled = {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
+    bundled = _bundled()
     return {**bundled, **{name: path for name, path in plugins.presets().items() if name not in bundled}}
+
+
+@cache
+def _bundled() -> Mapping[str, Path]:
+    return {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
 
 
 def describe_preset(path: Path) -> str:
@@ -404,19 +410,19 @@ def _current_path(settings: Mapping[str, Any], path: Sequence[str]) -> list[str]
     """The current names of a dotted setting (:attr:`~rayfl.settings.Section.renamed`)."""
     current: list[str] = []
     section: type[BaseModel] | None = Config
-    choices: Mapping[Any, type[BaseModel]] = {}
+    parts: Mapping[Any, type[BaseModel]] = {}
     node: Any = settings
     for key in path:
         names = section.renamed if section is not None and issubclass(section, Section) else {}
         current.append(names.get(key, key))
-        field = section.model_fields.get(current[-1]) if section is not None else None
         default = default_part(section, current[-1]) if section is not None else None
-        choices = choices if isinstance(node, (list, tuple)) else _choices(field)
+        if not isinstance(node, (list, tuple)):
+            parts = choices(section, current[-1]) if section is not None else {}
         node = item(node, current[-1])
         chosen = node.get("name") if isinstance(node, Mapping) else node
         if not isinstance(chosen, str) and default is not None:
             chosen = part_name(default)
-        section = choices.get(None) or (choices.get(chosen) if isinstance(chosen, str) else None)
+        section = parts.get(None) or (parts.get(chosen) if isinstance(chosen, str) else None)
     return current
 
 
@@ -427,10 +433,6 @@ def item(node: object, key: str) -> Any:
     if isinstance(node, (list, tuple)) and key.isdecimal() and int(key) < len(node):
         return node[int(key)]
     return None
-
-
-def _choices(field: FieldInfo | None) -> Mapping[Any, type[BaseModel]]:
-    return sections(field.annotation, field.metadata) if field else {}
 
 
 def _assign(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -539,12 +541,12 @@ def _name_default_parts(values: Mapping[str, Any], section: type[BaseModel]) -> 
         if field is not None and default is not None:
             if value is None:
                 continue
-            choices = sections(field.annotation, field.metadata)
+            parts = choices(section, key)
             if isinstance(value, Mapping):
-                if None not in choices:
+                if None not in parts:
                     value = named(value, default)
                 chosen = value.get("name")
-                inner = choices.get(None) or (choices.get(chosen) if isinstance(chosen, str) else None)
+                inner = parts.get(None) or (parts.get(chosen) if isinstance(chosen, str) else None)
                 value = _name_default_parts(value, inner) if inner else value
         result[key] = value
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -90,14 +91,24 @@ _SECTIONS = ("clustering", "hierarchy", "local")
 
 def _defaults_of(algorithm: type[Algorithm]) -> dict[str, dict[str, Any]]:
     """The settings that a config has if it names nothing but an algorithm, by section."""
-    name = algorithm.model_fields["name"].default
     try:
-        settings = Config.model_validate({**algorithm.defaults, "algorithm": {"name": name}}).to_dict()
+        settings = _completed(algorithm)
     except ValidationError:  # it has a setting without a default
         local = algorithm.defaults.get("local", "sgd")
         local = {"name": "sgd", **local} if isinstance(local, Mapping) else {"name": local}
         settings = {**algorithm.defaults, "local": local}
     return {section: settings.get(section, {}) for section in _SECTIONS}
+
+
+@cache
+def _completed(algorithm: type[Algorithm]) -> dict[str, Any]:
+    """All settings of a config with an algorithm's defaults.
+
+    Raises:
+        ValidationError: if the algorithm has a setting without a default.
+    """
+    name = algorithm.model_fields["name"].default
+    return Config.model_validate({**algorithm.defaults, "algorithm": {"name": name}}).to_dict()
 
 
 def _local_name(settings: Mapping[str, Any], defaults: Mapping[str, Mapping[str, Any]]) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -107,6 +108,13 @@ def sections(annotation: Any, metadata: Sequence[Any] = ()) -> Mapping[Any, type
         return chosen.parts
     classes = [a for a in candidates if isinstance(a, type) and issubclass(a, BaseModel)]
     return {None: classes[0]} if classes else {}
+
+
+@cache
+def choices(section: type[BaseModel], key: str) -> Mapping[Any, type[BaseModel]]:
+    """The :func:`sections` that a setting of a section may hold; empty if there is no such setting."""
+    field = section.model_fields.get(key)
+    return sections(field.annotation, field.metadata) if field is not None else {}
 
 
 def _flat_args(annotation: Any) -> list[Any]:
