@@ -235,7 +235,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
         "partition": {"name": "tasks", "tasks": TASKS, "foreign": 0.05},
         "model": {"name": "mlp", "hidden": [16]},
         "algorithm": "fedavg",
-        "training": {"epochs": 2, "batch_size": 10, "lr": 0.05},
+        "training": {"epochs": 2, "batch_size": 40, "lr": 0.05},
         "execution": {"backend": "inline", "block_size": 2},
         "output": {"root": str(tmp_path), "report": False, "tensorboard": False, "checkpoint_every": 1},
     }

@@ -19,10 +19,10 @@ TASKS = [
 CLUSTERED = {"clustering": {"n_clusters": 3}}
 
 TREE = {**CLUSTERED, "hierarchy": {"common_layers": 1, "global_every": 2}}
-SAMPLED = {"training": {"epochs": 2, "batch_size": 10, "lr": 0.05, "momentum": 0.5, "participation": 0.7}}
+SAMPLED = {"training": {"epochs": 2, "batch_size": 40, "lr": 0.05, "momentum": 0.5, "participation": 0.7}}
 
 METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": {"training": {"epochs": 2, "batch_size": 10, "lr": 0.05, "participation": 0.7}},
+    "fedavg": {"training": {"epochs": 2, "batch_size": 40, "lr": 0.05, "participation": 0.7}},
     "solo": {},
     "pacfl": CLUSTERED,
     "mt_hfl": TREE,
@@ -33,7 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "sub_fedavg": {
         "partition": {"name": "tasks", "tasks": TASKS, "foreign": 0.05, "validation": 0.2},
         "local": {"step": 0.3, "accuracy": 0.2},
-        "training": {"epochs": 2, "batch_size": 10, "lr": 0.05, "participation": 0.7},
+        "training": {"epochs": 2, "batch_size": 40, "lr": 0.05, "participation": 0.7},
     },
     # splits after every round
     "cfl": {
@@ -71,7 +71,7 @@ SMALL: dict[str, Any] = {
     "seed": 3,
     "partition": {"name": "dirichlet", "clients": 8, "alpha": 0.3, "min_samples": 3},
     "model": {"name": "mlp", "hidden": [6]},
-    "training": {"epochs": 2, "batch_size": 10, "lr": 0.1, "momentum": 0.5, "engine": "loop"},
+    "training": {"epochs": 2, "batch_size": 40, "lr": 0.1, "momentum": 0.5, "engine": "loop"},
     "execution": {"backend": "inline", "block_size": 3},
 }
 """Eight clients of very different sizes; the plain loop gives each the same bits, whoever is in its block."""

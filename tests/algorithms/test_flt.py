@@ -653,7 +653,14 @@ def interrupted(settings: dict[str, Any], round: int) -> Path:
     return directory.path
 
 
-@pytest.mark.parametrize("case", [*CASES, "pca_km_hc"], ids=["graph", "clusters", "pca_km_hc"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(CASES[0], id="graph"),
+        pytest.param(CASES[1], id="clusters", marks=pytest.mark.slow),
+        pytest.param("pca_km_hc", marks=pytest.mark.slow),
+    ],
+)
 def test_stopped_and_resumed_through_drift_and_newcomers(settings, case):
     clustering = {"every": 3, "max_flags": 3, "n_clusters": 3}
     if case != "pca_km_hc":

@@ -94,7 +94,7 @@ def settings(method: str, root: Path, backend: str, on_disk: bool = False) -> di
         "seed": 3,
         "partition": {"name": "tasks", "tasks": TASKS, "foreign": 0.05},
         "model": {"name": "mlp", "hidden": [16]},
-        "training": {"epochs": 2, "batch_size": 10, "lr": 0.05},
+        "training": {"epochs": 2, "batch_size": 40, "lr": 0.05},
         **METHODS[method],
         "algorithm": METHODS[method].get("algorithm", method),
         "execution": execution,

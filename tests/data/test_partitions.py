@@ -123,7 +123,7 @@ def requests(draw: st.DrawFn) -> tuple[Partition, int, int, bool]:
     return make(name, **fields), n, classes, all_used
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(request=requests(), seed=st.integers(0, 2**31))
 def test_no_sample_twice_no_client_empty_or_one_line(
     request: tuple[Partition, int, int, bool], seed: int

@@ -332,7 +332,7 @@ def _start(settings: dict[str, Any], tmp_path: Path) -> tuple[subprocess.Popen[s
     ("method", "kill", "code"),
     [
         ("solo", signal.SIGINT, 130),
-        ("mt_hfl, scaffold", signal.SIGKILL, -9),
+        pytest.param("mt_hfl, scaffold", signal.SIGKILL, -9, marks=pytest.mark.slow),
         pytest.param("mt_hfl", signal.SIGKILL, -9, marks=pytest.mark.slow),
         pytest.param("mt_hfl", signal.SIGTERM, 130, marks=pytest.mark.slow),
         pytest.param("mtl", signal.SIGKILL, -9, marks=pytest.mark.slow),
@@ -392,7 +392,8 @@ def test_interrupted_on_ray_and_resumed_inline(settings: dict[str, Any], tmp_pat
     assert_same(run({**long, "execution": settings["execution"]}), resumed)
 
 
-@pytest.mark.parametrize("how", [pytest.param("hangup", marks=pytest.mark.slow), "closed output"])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["hangup", "closed output"])
 def test_a_run_whose_terminal_goes_away_leaves_a_checkpoint(
     how: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:

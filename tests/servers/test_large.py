@@ -253,7 +253,7 @@ def _runner(
     return run
 
 
-@pytest.mark.parametrize(("block", "most"), [(1, 1.9), (5, 3.8)])
+@pytest.mark.parametrize(("block", "most"), [(1, 1.9), pytest.param(5, 3.8, marks=pytest.mark.slow)])
 def test_a_block_takes_no_more_memory_than_said(
     block: int, most: float, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,9 +36,10 @@ def trained(
     module = spec.build()
     spec.load(module, torch.from_numpy(start))
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.5)
+    size = SMALL["training"]["batch_size"]
     for epoch in orders(SMALL["seed"], round, [client], [len(own)], 2)[0]:
-        for at in range(0, len(epoch), 10):
-            batch = epoch[at : at + 10].copy()
+        for at in range(0, len(epoch), size):
+            batch = epoch[at : at + size].copy()
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(x[batch]), y[batch]).backward()
             optimizer.step()

@@ -315,6 +315,7 @@ def test_a_run_learns_and_says_how(settings: dict[str, Any]) -> None:
     """It is recorded where the engine is; models in checkpoints and results are float32."""
     notes: list[str] = []
     settings["rounds"] = 6
+    settings["training"]["batch_size"] = 10
     exact = rayfl.run(settings)
     result = rayfl.run(
         settings,
@@ -347,7 +348,8 @@ def test_tests_and_scores_are_float32(settings: dict[str, Any], monkeypatch: pyt
     stages, _ = build(config)
     monkeypatch.setattr(torch, "autocast", counted)
     result = rayfl.run(config)
-    steps = sum(2 * -(-size // 10) for size in stages[0].federation.sizes.tolist())
+    batch = settings["training"]["batch_size"]
+    steps = sum(2 * -(-size // batch) for size in stages[0].federation.sizes.tolist())
     trial = 2 + 1  # of the network, before the run: batches of three of five and two samples
     assert len(entered) == 2 * steps + trial
     assert len(result.rounds) == 2

@@ -53,16 +53,15 @@ def test_engines_train_there(case: str, engine: str, elsewhere: Callable[..., An
     check(outcome, case)
 
 
-SLOW = (*LARGE, "averaging", "lenet5", "lenet5-bn", "subfedavg_cnn")
-"""Convolutions; ``averaging`` is trained above."""
+SLOW = (*LARGE, "averaging", "dropping", "lenet5", "lenet5-bn", "lstm", "subfedavg_cnn")
+"""Convolutions, words; ``averaging`` is trained above."""
 
 
 @pytest.mark.parametrize(
     "case",
     [
         *(case for case in MODEL_CASES if case not in SLOW),
-        "grouped",
-        *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW),
+        *(pytest.param(case, marks=pytest.mark.slow) for case in ("grouped", *SLOW)),
     ],
 )
 def test_every_network_trains_there(case: str, elsewhere: Callable[..., Any]) -> None:
@@ -142,13 +141,13 @@ def test_the_benchmark_of_networks_runs_there(
     assert row["times_floor"] == pytest.approx(row["seconds"] / row["floor_seconds"])
 
 
-FIRST = "mt_hfl, scaffold", "fedsoft"
-"""Client state in a tree, mixtures of models; the others are slow."""
+FIRST = "mt_hfl, scaffold"
+"""Client state in a tree; the others are slow."""
 
 
 @pytest.mark.parametrize(
     "method",
-    [method if method in FIRST else pytest.param(method, marks=pytest.mark.slow) for method in METHODS],
+    [method if method == FIRST else pytest.param(method, marks=pytest.mark.slow) for method in METHODS],
 )
 def test_every_method_runs_there(
     method: str, elsewhere: Callable[..., Any], settings: dict[str, Any]
