@@ -216,20 +216,23 @@ def _cluster_table(result: ClusteringResult) -> PageTable:
 def show(results: Sequence[ClusteringResult], out: Console) -> None:
     """Print a table with a line per method, and the contents of clusters that are not planted groups."""
     table = Table(title="clusters before training")
-    for heading in ("method", "clusters", "ARI", "threshold", "up", "down", "seconds"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for heading in ("method", "signature"):
+        table.add_column(heading)
+    for heading in ("clusters", "ARI", "threshold", "up", "down", "time"):
+        table.add_column(heading, justify="right")
     for result in results:
         c = result.clusters
         number = f"{c.n_clusters}{' (proposed)' if c.suggested else ''}"
         threshold = _threshold(c)
         table.add_row(
             result.method,
+            result.clustering.signature.name,
             number,
             UNKNOWN if c.ari is None else f"{c.ari:.2f}",
             UNKNOWN if threshold is None else f"{threshold:.4g}",
             size(result.bytes("up")),
             size(result.bytes("down")),
-            f"{result.seconds:.1f}",
+            f"{result.seconds:.1f} s",
         )
     out.print(table)
     for result in results:

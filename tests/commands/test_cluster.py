@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def test_the_table_has_a_line_a_method(settings: dict[str, Any]) -> None:
     console = Console(record=True, width=120)
     show(found, console)
     text = console.export_text()
-    assert "pacfl" in text
+    assert re.search(r"pacfl +│ subspace", text)
     assert "1.00" in text
 
 
