@@ -247,7 +247,8 @@ def check_groups(prepared: Prepared) -> None:
     from rayfl.servers.building import divide
 
     named = {number: each.where for each in prepared.named if (number := group_of(each.column)) is not None}
-    if not named:
+    agreements = [each.where for each in prepared.named if each.column == "ari"]
+    if not named and not agreements:
         return
     start, divided = time.monotonic(), set[str]()
     known, most = set[int](), 0
@@ -264,6 +265,10 @@ def check_groups(prepared: Prepared) -> None:
         of_run = set() if groups is None else set(groups.tolist())
         most = max(most, len(of_run))
         known |= of_run if len(of_run) <= MOST_GROUPS else set()
+    for where in agreements if not most else ():
+        raise ConfigError(
+            where, "no run measures ari: its clients are of no planted groups", "leave it out, or plant some"
+        )
     for number, where in named.items():
         if number not in known:
             valid = ", ".join(f"accuracy_group_{group}" for group in sorted(known))

@@ -683,6 +683,8 @@ GROUPED: dict[str, Any] = {"name": "relabelled", "clients": 6, "clusters": 2}
         (GROUPED, {}, "accuracy_group_01", "no run has a number named 'accuracy_group_01'"),
         ({**GROUPED, "clients": 14, "clusters": 14}, {}, "accuracy_group_1", "14 planted groups; at most 12"),
         ({"name": "label_skew", "clients": 6}, {}, "accuracy_group_0", "no client is in group 0; no planted"),
+        (GROUPED, {}, "ari", ""),
+        ({"name": "label_skew", "clients": 6}, {}, "ari", "no run measures ari"),
         # Clients that drift form a new group.
         (GROUPED, {"events": [DRIFT]}, "accuracy_group_2", ""),
         # A point of the grid with too many groups does not concern the others.
