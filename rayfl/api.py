@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from rayfl.config.kinds import KINDS
 from rayfl.config.reading import continued
 from rayfl.errors import ClientError, ConfigError, DataError, DiskError, Held, Interrupted, RayflError
 from rayfl.events import Begun, Finished, Listener, Note, RoundDone, RunEvent
+from rayfl.machine import handling_stops
 from rayfl.monitor import Monitor, Status
 from rayfl.notebook import listener
 from rayfl.results import Result, client_models
@@ -329,9 +329,5 @@ def _stopping_on_signals(stop: threading.Event) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.set()
 
-    previous = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with handling_stops(handle):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -80,7 +80,7 @@ def write(path: Path, data: str | bytes | Iterable[str]) -> None:
                 if isinstance(data, str | bytes):
                     part.write_bytes(data.encode() if isinstance(data, str) else data)
                 else:
-                    with part.open("w", newline="") as file:
+                    with part.open("w", encoding="utf-8", newline="") as file:
                         file.writelines(data)
             rename(part, path)
         except BaseException:

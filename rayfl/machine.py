@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -33,3 +36,20 @@ def process_start(pid: object) -> float | None:
         return float(psutil.Process(pid).create_time())
     except psutil.Error:
         return None
+
+
+@contextlib.contextmanager
+def handling_stops(handle: Callable[[int, object], None]) -> Iterator[None]:
+    """Context manager for the main thread: a function handles SIGINT, SIGTERM and SIGHUP.
+
+    SIGHUP stays ignored in a process that was started so, as by ``nohup``: it is to outlive its terminal.
+    """
+    signals = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    previous = {number: signal.signal(number, handle) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -33,6 +33,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import parse_qsl, quote
 
+from filelock import FileLock, Timeout
+
+from rayfl import files
 from rayfl.errors import DiskError, Held, not_a_run
 from rayfl.machine import machine_id, process_start
 
@@ -56,7 +59,10 @@ _DEAD_AFTER = 60.0
 """Seconds without a change after which the process of a lease is considered dead."""
 
 _CHECK_INTERVAL = 1.0
-"""Seconds between two checks of the leases of others."""
+"""Seconds between two checks of the leases of others, or of a lock."""
+
+_PATIENCE = 600
+"""How often a lock is checked before the process that has it is considered stuck."""
 
 _ATTEMPTS = 5
 """How many times an object or a run is read, if it is replaced while it is read."""
@@ -201,7 +207,7 @@ class Remote:
 
     def claim(self, folder: Path) -> None:
         """Mark a folder as the staging folder of this run."""
-        (folder / _ROOT_FILE).write_text(self.root, encoding="utf-8")
+        files.write(folder / _ROOT_FILE, self.root)
 
     @cached_property
     def _location(self) -> tuple[Any, str]:
@@ -304,7 +310,9 @@ class Remote:
             {name: entry.size for name, entry in self._entries().items()},
             _published_stamps(folder),
         )
-        if (folder / _LEASE).is_file() and _is_lost((folder / _LEASE).read_text(), remote_sizes):
+        if (folder / _LEASE).is_file() and _is_lost(
+            (folder / _LEASE).read_text(encoding="utf-8"), remote_sizes
+        ):
             raise Held(f"{self}: another process has resumed this run, because this one did not respond")
         for name in [name for name in remote_sizes if name.startswith(f"{_LEASE}/")]:
             del remote_sizes[name]
@@ -325,7 +333,7 @@ class Remote:
         )
         unchanged = {name: stamp for name, stamp in old_stamps.items() if name not in changed}
         # Before the first change: if publishing is interrupted, the old record must not be trusted next time.
-        (folder / _PUBLISHED).write_text(json.dumps(unchanged), encoding="utf-8")
+        files.write(folder / _PUBLISHED, json.dumps(unchanged))
         by_digest = {
             stamp[2]: name for name, stamp in unchanged.items() if remote_sizes.get(name) == stamp[0]
         }
@@ -337,7 +345,7 @@ class Remote:
                     if not (digest in by_digest and digest and self._duplicate(by_digest[digest], name)):
                         self._copy(local_files[name], name)
             self._remove_all(obsolete - invalid)
-        (folder / _PUBLISHED).write_text(json.dumps(stamps), encoding="utf-8")
+        files.write(folder / _PUBLISHED, json.dumps(stamps))
 
     def _remove_all(self, names: Iterable[str]) -> None:
         """Remove remote files in an order in which no incomplete checkpoint ever appears complete."""
@@ -376,22 +384,43 @@ class Remote:
         system.delete_file(f"{path}/{name}")
 
     def fetch(self, folder: Path) -> None:
-        """Make this folder equal to the remote directory, unless it is a staging folder that is not behind.
+        """Make this folder equal to the remote directory, unless it is a staging folder that is not behind,
+        or in which a process runs the run: such a folder may be behind until its next checkpoint.
 
         Raises:
             ConfigError: if there is no run.
             DiskError: if the storage does not answer.
+            Held: if another process takes very long to fetch it.
         """
         remote_files = self._run_entries()
         if "config.yaml" not in remote_files:
             if (folder / "config.yaml").is_file():  # the folder was never published
                 return
             raise not_a_run(self)
-        if (folder / _ROOT_FILE).is_file() and _progress(set(_run_files(folder))) >= _progress(
-            set(remote_files)
-        ):
+        if _is_current(folder, remote_files):
             return
-        shutil.rmtree(folder, ignore_errors=True)
+        files.make(folder, parents=True)
+        lock = FileLock(folder / ".lock")
+        with files.boundary(folder / ".lock"):
+            for _ in range(_PATIENCE):
+                with contextlib.suppress(Timeout):
+                    lock.acquire(timeout=_CHECK_INTERVAL)
+                    break
+                if (folder / _ROOT_FILE).is_file():  # whoever fetches writes it last
+                    return
+            else:
+                raise Held(f"{folder}: another process is fetching this run; wait for it or stop it")
+        try:
+            if not _is_current(folder, remote_files):
+                self._replace(folder, remote_files)
+        finally:
+            lock.release()
+
+    def _replace(self, folder: Path, remote_files: dict[str, Entry]) -> None:
+        """Replace the contents of a folder by these remote files; the caller must hold its lock."""
+        for path in folder.iterdir():
+            if path.name != ".lock":
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         fetched: dict[str, Entry] = {}
         for _ in range(_ATTEMPTS):  # until nothing has been published meanwhile
             complete = {n: entry for n, entry in remote_files.items() if _is_complete(n, remote_files)}
@@ -406,7 +435,7 @@ class Remote:
                 if fetched.get(name) != entry and self._download(name, folder):
                     fetched[name] = entry
             remote_files = self._run_entries()
-        (folder / _PUBLISHED).write_text(json.dumps(_file_stamps(_run_files(folder))), encoding="utf-8")
+        files.write(folder / _PUBLISHED, json.dumps(_file_stamps(_run_files(folder))))
         self.claim(folder)
 
     def _download(self, name: str, folder: Path) -> bool:
@@ -418,7 +447,7 @@ class Remote:
         if ".." in PurePosixPath(name).parts:  # object names are not restricted to safe paths
             raise DiskError(self, f"{name!r} would be written outside of the run directory")
         target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+        files.make(target.parent, parents=True)
         system, path = self._location
         with self._storage_errors(), contextlib.suppress(FileNotFoundError):
             with system.open_input_stream(f"{path}/{name}") as file, target.open("wb") as out:
@@ -449,7 +478,7 @@ class Remote:
             self._outlast_others(lease, say)
             if _progress(set(_run_files(folder))) < _progress(set(self.files())):
                 raise Held(f"{self}: has continued on another machine in the meantime; repeat the command")
-            (folder / _LEASE).write_text(lease)
+            files.write(folder / _LEASE, lease)
             yield
         finally:
             end.set()
@@ -674,6 +703,13 @@ def _is_complete(name: str, names: Container[str]) -> bool:
     """Whether a file does not belong to an incomplete checkpoint."""
     checkpoint = _checkpoint_folder(name)
     return checkpoint is None or f"checkpoints/{checkpoint}/{_WRITTEN_LAST[0]}" in names
+
+
+def _is_current(folder: Path, remote_files: Iterable[str]) -> bool:
+    """Whether a folder is a staging folder that is not behind these remote files."""
+    return (folder / _ROOT_FILE).is_file() and _progress(set(_run_files(folder))) >= _progress(
+        set(remote_files)
+    )
 
 
 def _progress(names: set[str]) -> tuple[int, bool]:

@@ -367,8 +367,8 @@ class Regrouping(Generic[S]):
         parents: the old model from which each new one starts, ``(K_new,)``.
         clusters: the clustering by signatures that they come from, if any.
         facts: further entries for ``clusters.json``.
-        restored: models that are reset to their values before the round's training, ``(R,)``; for regrouping
-            after a round.
+        restored: models that are reset to their values before the round's training, ``(R,)``; for
+            :meth:`Algorithm.split`. Vectors that the servers keep with them stay as they are.
     """
 
     state: S

@@ -191,9 +191,11 @@ class ClientHost:
             own_layers = gather(block.rows, layout.layers)
             results[STATES] = layout.joined(own_layers, outcome.state, order_state).cpu().numpy()
         client_bytes = 4 * (spec.P - length(layout.layers) + start.server.shape[1])
+        sent = np.ones(len(job.clients), np.int64)
+        sent[list(block.failures)] = 0  # they had received their models before they failed
         up, down = (
-            client_bytes * len(job.clients) if each is None else int(each.sum())
-            for each in (outcome.bytes_up, outcome.bytes_down)
+            int((count * client_bytes if each is None else count * each).sum())
+            for count, each in ((sent, outcome.bytes_up), (np.ones_like(sent), outcome.bytes_down))
         )
         scores, unadapted = self._local_scores(job, block, (outcome.state, order_state), indices)
         report = TrainReport(
@@ -455,11 +457,13 @@ class ClientHost:
 
     def adapt(self, job: AdaptJob, objects: Objects) -> Answer:
         """Fine-tune a block of clients without reporting to the servers: an :class:`AdaptReport`, and the
-        updates."""
+        updates if they are asked for."""
         before, after, failures = self._adapted(job, objects)
-        updates = self._as_sent(updates_of(after, before, self.spec)).cpu().numpy()
+        results: dict[Key, Any] = {}
+        if job.updates:
+            results[UPDATES] = self._as_sent(updates_of(after, before, self.spec)).cpu().numpy()
         scores = self._scores(after, job.clients, job.stage, job.on, job.batch_size)
-        return Answer(AdaptReport(scores, failures), {UPDATES: updates})
+        return Answer(AdaptReport(scores, failures), results)
 
     def adapted(self, job: AdaptJob, objects: Objects) -> Answer:
         """The models that :meth:`adapt` tests ``(B, P)``."""

@@ -316,6 +316,7 @@ class AdaptJob:
     Attributes:
         on: the data to test on.
         batch_size: samples in a forward pass.
+        updates: whether the updates are asked for.
     """
 
     round: int
@@ -329,6 +330,7 @@ class AdaptJob:
     order: Ordering
     on: tuple[TestedOn, ...]
     batch_size: int
+    updates: bool = False
 
 
 @dataclass(frozen=True)

@@ -127,10 +127,10 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     stages, host = build(config, directory.scaling if directory.begun else None)
     federation = stages[0].federation
     plan = arithmetic(config, federation, host, available(config))
-    backend = make_backend(config, plan, directory.path.name)
-    scaling = federation.samples.scaling
+    scaling, dataset = federation.samples.scaling, federation.samples.name
     assert scaling is not None
     directory.write_scaling(scaling)
+    division = directory.division(stages)
     in_bf16 = "" if host.precision == "float32" else f" in {host.precision}"
     engine = f"training engine: {host.engine}{in_bf16} ({host.why})"
     about_precision = precision.remarks(host.precision, host.device)
@@ -154,8 +154,8 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
             **machine(),
             "versions": original or current,
             **({"resumed_with": current} if changed else {}),
-            "dataset": federation.samples.name,
-            **directory.division(stages),
+            "dataset": dataset,
+            **division,
             "engine": host.engine,
             "precision": host.precision,
             "resources": plan.to_dict(),
@@ -165,11 +165,14 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
         training = config.training.model_copy(update={"engine": host.engine})
         directory.write_config(config.model_copy(update={"training": training}))
 
+    backend = make_backend(config, plan, directory.path.name)
     try:
         loggers = OpenLoggers(config.output.all_loggers, LoggedRun(directory.path, config.to_dict()), emit)
         try:
             listen = _publishing(directory, loggers)
-            Driver(config, stages, backend, directory, host, listen, should_stop).run(describe)
+            driver = Driver(config, stages, backend, directory, host, listen, should_stop)
+            del stages, federation  # the driver reads the backend's copy
+            driver.run(describe)
         finally:
             loggers.close()
     finally:

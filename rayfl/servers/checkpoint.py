@@ -291,11 +291,17 @@ class Checkpoint:
 
     @classmethod
     def newest(
-        cls, folder: Path, kind: type[ServerState] | None = None
+        cls, folder: Path, kind: type[ServerState] | None = None, keep: bool = False
     ) -> tuple[Checkpoint | None, list[str]]:
         """The newest sound checkpoint, if there is one, and a line about each damaged later one.
 
         Damaged checkpoints are renamed, so that they do not count as newer than checkpoints written later.
+
+        Args:
+            folder: of the checkpoints.
+            kind: as for :meth:`load`.
+            keep: for readers, who do not hold the run's lock: rename nothing, and read a checkpoint that is
+                replaced meanwhile again.
 
         Raises:
             Damaged: if there are checkpoints, but none is sound.
@@ -303,22 +309,36 @@ class Checkpoint:
         """
         errors: list[Damaged] = []
         damaged_paths: list[Path] = []
-        for path in reversed(checkpoints(folder)):
+        paths = checkpoints(folder)
+        for path in reversed(paths):
             try:
-                checkpoint = cls.load(path, kind)
+                checkpoint = cls._load_settled(path, kind) if keep else cls.load(path, kind)
             except Damaged as error:
                 errors.append(error)
                 damaged_paths.append(path)
                 continue
-            for damaged_path in damaged_paths:
+            for damaged_path in () if keep else damaged_paths:
                 aside = damaged_path.with_name(f"damaged-{damaged_path.name.rstrip('~')}")
                 files.remove(aside)
                 files.rename(damaged_path, aside)
             return checkpoint, [f"{error}: going back to {path.name}" for error in errors]
+        if errors and keep and checkpoints(folder) != paths:  # others have taken their place
+            return cls.newest(folder, kind, keep)
         if errors:
             remedy = f"no checkpoint is sound; start again with: rayfl run {folder.parent / 'config.yaml'}"
             raise Damaged(f"{errors[0]}; {remedy}")
         return None, []
+
+    @classmethod
+    def _load_settled(cls, path: Path, kind: type[ServerState] | None) -> Checkpoint:
+        """As :meth:`load`, but if the checkpoint is replaced while it is read, read the new one."""
+        while True:
+            before = _manifest(path)
+            try:
+                return cls.load(path, kind)
+            except Damaged:
+                if _manifest(path) == before:
+                    raise
 
 
 @dataclass(frozen=True)

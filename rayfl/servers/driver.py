@@ -154,9 +154,8 @@ class Driver:
 
     def _rounds(self, state: ServerState) -> ServerState:
         """Run all remaining rounds; returns the state after the last."""
-        # The run was killed after its last checkpoint, before the final tables were written.
         if state.round >= self.config.rounds:
-            self._tested_with(state)
+            state = self._conclude_tests(state)
         every = self.config.output.checkpoint_every
         while state.round < self.config.rounds:
             # A stop may come after training, while clients are tested.
@@ -179,6 +178,24 @@ class Driver:
             if every and state.round % every == 0:
                 with self._deferring_stop():
                     self.checkpoint(state)
+        return state
+
+    def _conclude_tests(self, state: ServerState) -> ServerState:
+        """Test all clients with the final models, if that has not been done: a run that was to have more
+        rounds, and ends now, had no reason to; one that was killed before it wrote its tables has.
+        """
+        last = self.records.rounds[-1] if self.records.rounds else {}
+        if not last or (last.get("loss_mean") is not None and last.get("estimated_from") is None):
+            self._tested_with(state)
+            return state
+        self.emit(Note(f"testing all clients after round {state.round}, which is the last one now"))
+        try:
+            state, metrics = self._evaluate(state, self._last_round(state))
+        except Interrupted:
+            self._report_stop()
+            raise
+        clusters, ari = self.records.clusters_in_use(state), self.records.ari(state)
+        self.records.amend({**metrics, "clusters": clusters, "ari": ari})
         return state
 
     def _save_before_stop(self, state: ServerState, error: Exception) -> None:
@@ -300,9 +317,10 @@ class Driver:
     def _signatures_are_compared(self) -> bool:
         return "clustering" in self.algorithm.takes and self.config.clustering.needs_signatures
 
-    def _resume(self) -> ServerState | None:
+    def _resume(self, reading: bool = False) -> ServerState | None:
+        """The state of the newest checkpoint; with ``reading``, nothing on the disk is changed."""
         kind = type(hooks.begin(self.algorithm, self.setup))
-        saved, notes = Checkpoint.newest(self.run_dir.path / "checkpoints", kind)
+        saved, notes = Checkpoint.newest(self.run_dir.path / "checkpoints", kind, keep=reading)
         for text in notes:
             self.emit(Note(text))
         if saved is None:
@@ -361,7 +379,8 @@ class Driver:
         start_time, algorithm = time.perf_counter(), self.algorithm
         state = self._apply_events(state)
         clients = self._queries(state)
-        regrouping = hooks.regrouping(algorithm, "recluster", algorithm.recluster(self.setup, state, clients))
+        outcome = algorithm.recluster(self.setup, state, clients)
+        regrouping = hooks.regrouping(algorithm, "recluster", outcome, state.models)
         state = self._regroup(state, regrouping)
         self._note_absent_servers(state)
         state, cohort = hooks.cohort(algorithm, self.setup, state, clients)
@@ -376,9 +395,10 @@ class Driver:
         self.records.trained(state.round, plan.cohort[delivered], local_scores)
         # Methods must not see results on test data.
         next_state = hooks.end(algorithm, self.setup, state, plan, replace(report, scores={}))
-        clients = self._queries(next_state)
+        clients = self._queries_after(next_state)
         self.records.diagnosis(state.round, algorithm.diagnose(self.setup, next_state, clients))
-        regrouping = hooks.regrouping(algorithm, "split", algorithm.split(self.setup, next_state, clients))
+        outcome = algorithm.split(self.setup, next_state, clients)
+        regrouping = hooks.regrouping(algorithm, "split", outcome, next_state.models)
         next_state = self._regroup(next_state, regrouping, after=True, former=former_models)
         next_state, metrics = self._evaluate(next_state, this_round)
         row = self.records.round(
@@ -455,6 +475,8 @@ class Driver:
             raise ConfigError("execution.shard_models", what, "set it to false")
         training = hooks.server_training(algorithm, setup, state)
         client_reports = hooks.reports(algorithm, setup, state)
+        parts = {training, *client_reports.values()}
+        self._prepared_refs = {part: ref for part, ref in self._prepared_refs.items() if part in parts}
         return Round(
             round=state.round,
             plan=plan,
@@ -486,16 +508,38 @@ class Driver:
         return AskedReport(report, self._prepared(report))
 
     def _prepared(self, part: ClientReport | ServerTraining) -> Ref:
-        """The prepared form by reference, stored once: most parts are the same in every round."""
+        """The prepared form by reference, which stays as long as each round has the same part."""
         if part not in self._prepared_refs:
             prepared = part.prepare(self.federation.samples, self.config.seed)
             self._prepared_refs[part] = self.backend.put(prepared)
         return self._prepared_refs[part]
 
-    def _queries(self, state: ServerState, stage: int | None = None) -> ClientQueries:
-        """The queries that the algorithm may make now, or would make in a later stage."""
+    def _queries(
+        self,
+        state: ServerState,
+        stage: int | None = None,
+        account: Callable[[Transfer], None] | None = None,
+    ) -> ClientQueries:
+        """The queries that the algorithm may make now, or would make in a later stage.
+
+        Args:
+            state: its round is the next one.
+            stage: None for the current one.
+            account: called with what clients send; None records it for the next round.
+        """
         stages = self.stages[: (self.stage if stage is None else stage) + 1]
-        return ClientQueries(self.config, self.servers, stages, state, self._record_transfer, self._note)
+        account = account or self._record_transfer
+        return ClientQueries(self.config, self.servers, stages, state, account, self._note)
+
+    def _queries_after(self, state: ServerState) -> ClientQueries:
+        """The queries after the training of the round before the next one; what clients send counts for
+        it.
+        """
+
+        def account(transfer: Transfer) -> None:
+            self._record_transfer(replace(transfer, round=transfer.round - 1))
+
+        return self._queries(state, account=account)
 
     def _note(self, text: str) -> None:
         self.emit(Note(text))
@@ -523,10 +567,10 @@ class Driver:
             # Clients with new data first: newcomers are compared with the current data.
             if len(stage.drifted):
                 drifted = self.algorithm.drift(self.setup, state, stage.drifted, clients)
-                state = self._adopt(state, hooks.moved(self.algorithm, "drift", drifted))
+                state = self._adopt(state, hooks.moved(self.algorithm, "drift", drifted, state.models))
             if len(stage.joined):
                 joined = self.algorithm.join(self.setup, state, stage.joined, clients)
-                state = self._adopt(state, hooks.moved(self.algorithm, "join", joined))
+                state = self._adopt(state, hooks.moved(self.algorithm, "join", joined, state.models))
         return state
 
     def _adopt(
@@ -573,8 +617,7 @@ class Driver:
         if regrouping is None:
             return state
         self.servers.inherit(regrouping.parents)
-        for model in regrouping.restored.tolist():
-            self.servers.models[model] = former[model]
+        self.servers.restore_models(regrouping.restored, former)
         cluster_facts = {} if regrouping.clusters is None else regrouping.clusters.facts()
         entry = self.records.clusters(regrouping.state, {**cluster_facts, **regrouping.facts}, after)
         seconds = 0.0 if regrouping.clusters is None else regrouping.clusters.seconds
@@ -589,16 +632,20 @@ class Driver:
             return state, {}
         who, weights = self._tested_clients(state)
         if self.algorithm.selects:
-            state = hooks.select(self.algorithm, self.setup, state, who, self._queries(state))
+            state = hooks.select(self.algorithm, self.setup, state, who, self._queries_after(state))
             self.records.selection(state)
-        scores = self._scores(state, this_round, who)
+        scores = self._scores(state, this_round, who, self._tested_with(state, self._queries_after(state)))
         return state, self.records.evaluation(state, who, scores, weights)
 
     def _scores(
-        self, state: ServerState, this_round: Round, who: NDArray[np.int64], epochs: int | None = None
+        self,
+        state: ServerState,
+        this_round: Round,
+        who: NDArray[np.int64],
+        models: Served,
+        epochs: int | None = None,
     ) -> Scores:
-        """Test clients ``(n,)`` with their models, if ``epochs`` is given after fine-tuning."""
-        models = self._tested_with(state)
+        """Test clients ``(n,)`` with ``models``, if ``epochs`` is given after fine-tuning."""
         adapting = self._adaptation_round(state, this_round, epochs)
         if adapting is not None:
             tolerate = self.config.execution.tolerate_failures
@@ -624,9 +671,15 @@ class Driver:
         _, core, ids = self._coreset
         return ids, core.weights
 
-    def _tested_with(self, state: ServerState) -> Served:
-        """The model, or mixture, that each client is tested with ``(N,)`` or ``(N, K)``."""
-        models = hooks.tested_with(self.algorithm, self.setup, state, self._queries(state))
+    def _tested_with(self, state: ServerState, clients: ClientQueries | None = None) -> Served:
+        """The model, or mixture, that each client is tested with ``(N,)`` or ``(N, K)``.
+
+        Args:
+            state: after the round.
+            clients: to ask them; None if what they send has been counted at an earlier test.
+        """
+        clients = clients or self._queries(state, account=lambda transfer: None)
+        models = hooks.tested_with(self.algorithm, self.setup, state, clients)
         self.records.tested_with(models if models is not state.assignment else None)
         return models
 
@@ -664,7 +717,7 @@ class Driver:
             RayflError: if there is no checkpoint, or a client was not present.
         """
         self.backend.start(self._data, self.host)
-        state = self._resume()
+        state = self._resume(reading=True)
         if state is None:
             raise self.run_dir.without_checkpoint()
         present = self.setup.present
@@ -705,7 +758,8 @@ class Driver:
         record(Transfer(state.round, "client_lps", "down", "model", down))
         floats = sum(asked.report.floats for asked in this_round.reports.values())
         if floats:
-            record(Transfer(state.round, "client_lps", "up", "report", 4 * floats * len(plan.cohort)))
+            senders = len(plan.cohort) - len(report.failures)
+            record(Transfer(state.round, "client_lps", "up", "report", 4 * floats * senders))
         if report.gps_bytes_down:
             record(Transfer(state.round, "lps_gps", "up", "model", report.gps_bytes_up))
             record(Transfer(state.round, "lps_gps", "down", "model", report.gps_bytes_down))
@@ -816,8 +870,9 @@ class Driver:
         epochs = self.config.evaluation.finetune_epochs
         if not epochs:
             return {}
-        present = self.setup.present
-        return self.records.finetuned(present, self._scores(state, self._last_round(state), present, epochs))
+        present, models = self.setup.present, self._tested_with(state)
+        scores = self._scores(state, self._last_round(state), present, models, epochs)
+        return self.records.finetuned(present, scores)
 
     def _newcomers(self, state: ServerState) -> tuple[ServerState, dict[str, float | None]]:
         """Clients that join after the last round: assigned, tested, fine-tuned and tested again.
@@ -831,11 +886,12 @@ class Driver:
         self.emit(Note(f"after round {state.round}: {counted(len(newcomers), 'client')} join"))
         clients = ClientQueries(self.config, self.servers, self.stages, state, transfers.append, self._note)
         joined = self.algorithm.join(self.setup, state, newcomers, clients)
-        state = self._adopt(state, hooks.moved(self.algorithm, "join", joined), after=True)
+        state = self._adopt(state, hooks.moved(self.algorithm, "join", joined, state.models), after=True)
         last_round, epochs = self._last_round(state), self.config.evaluation.finetune_epochs
-        tests: dict[Tested, Scores] = {"served": self._scores(state, last_round, newcomers)}
+        models = self._tested_with(state)
+        tests: dict[Tested, Scores] = {"served": self._scores(state, last_round, newcomers, models)}
         if epochs:
-            tests["finetuned"] = self._scores(state, last_round, newcomers, epochs)
+            tests["finetuned"] = self._scores(state, last_round, newcomers, models, epochs)
         bytes_up = Ledger().add(*transfers).total(direction="up")
         return state, {**self.records.newcomers(newcomers, tests), "newcomers_bytes_up": bytes_up}
 

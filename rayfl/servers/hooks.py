@@ -110,8 +110,8 @@ def select(
     return _read_only(returned(f"{algorithm.name}.select", next_state, ServerState))
 
 
-def moved(algorithm: Algorithm[Any], hook: str, outcome: Any) -> ServerState | Regrouping[Any]:
-    """What ``join`` or ``drift`` has returned.
+def moved(algorithm: Algorithm[Any], hook: str, outcome: Any, models: int) -> ServerState | Regrouping[Any]:
+    """What ``join`` or ``drift`` has returned; ``models`` is the number of models before.
 
     Raises:
         ConfigError: if it is neither a state nor new clusters.
@@ -119,26 +119,35 @@ def moved(algorithm: Algorithm[Any], hook: str, outcome: Any) -> ServerState | R
     where = f"{algorithm.name}.{hook}"
     found: ServerState | Regrouping[Any] = returned(where, outcome, ServerState, Regrouping)
     if isinstance(found, Regrouping):
-        _check_regrouping(where, found)
+        _check_regrouping(where, found, models, restores=False)
         return found
     unchanged: ServerState = _read_only(found)
     return unchanged
 
 
-def regrouping(algorithm: Algorithm[Any], hook: str, outcome: Any) -> Regrouping[Any] | None:
-    """What ``recluster`` or ``split`` has returned.
+def regrouping(algorithm: Algorithm[Any], hook: str, outcome: Any, models: int) -> Regrouping[Any] | None:
+    """What ``recluster`` or ``split`` has returned; ``models`` is the number of models before.
 
     Raises:
         ConfigError: if it is neither new clusters nor None, or clients have models that do not exist.
     """
     if outcome is None:
         return None
-    found: Regrouping[Any] = returned(f"{algorithm.name}.{hook}", outcome, Regrouping)
-    _check_regrouping(f"{algorithm.name}.{hook}", found)
+    where = f"{algorithm.name}.{hook}"
+    found: Regrouping[Any] = returned(where, outcome, Regrouping)
+    _check_regrouping(where, found, models, restores=hook == "split")
     return found
 
 
-def _check_regrouping(where: str, found: Regrouping[Any]) -> None:
+def _check_regrouping(where: str, found: Regrouping[Any], former: int, restores: bool) -> None:
+    """Check new clusters.
+
+    Args:
+        where: the hook that has returned them.
+        found: the clusters.
+        former: how many models there were.
+        restores: whether there are models of before the round to restore.
+    """
     models, most = found.state.models, int(np.max(found.state.assignment, initial=-1))
     if most >= models:
         what = f"state.assignment has model {most}, and state.models is {models}"
@@ -146,6 +155,22 @@ def _check_regrouping(where: str, found: Regrouping[Any]) -> None:
     if np.shape(found.parents) != (models,):
         what = f"parents is {type_of(found.parents)}"
         raise ConfigError(where, what, f"expected one parent per model ({models},)")
+    _check_models(where, "parents", found.parents, former)
+    if np.size(found.restored) and not restores:
+        raise ConfigError(where, "only split restores models of before the round", "leave restored out")
+    _check_models(where, "restored", found.restored, min(former, models))
+
+
+def _check_models(where: str, name: str, values: Any, count: int) -> None:
+    """Check numbers of models."""
+    numbers = np.asarray(values)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise ConfigError(
+            where, f"{name} is {type_of(values)}", "expected the numbers of models, as integers"
+        )
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < count):
+        wrong = numbers.min() if numbers.min() < 0 else numbers.max()
+        raise ConfigError(where, f"{name} holds {wrong}", f"expected 0 to {count - 1}")
 
 
 def work(algorithm: Algorithm[Any], setup: Setup, state: Any) -> LocalWork:
@@ -168,7 +193,17 @@ def reports(algorithm: Algorithm[Any], setup: Setup, state: Any) -> Mapping[str,
     for name, report in found.items():
         if not isinstance(report, ClientReport):
             raise ConfigError(where, f"{name!r} is {type_of(report)}", "expected a ClientReport")
+        _check_hashable(where, report)
     return found
+
+
+def _check_hashable(where: str, part: object) -> None:
+    """Refuse a part that cannot be recognised in the next round."""
+    try:
+        hash(part)
+    except TypeError as error:
+        what = f"{type(part).__name__} cannot be compared with that of another round ({error})"
+        raise ConfigError(where, what, "keep arrays out of its fields, or define __hash__") from None
 
 
 def mix(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, answers: Reports) -> Mixing:
@@ -230,7 +265,9 @@ def server_training(algorithm: Algorithm[Any], setup: Setup, state: Any) -> Serv
         return None
     if algorithm.permutes:
         raise ConfigError(where, "the servers see permuted models, which they cannot train")
-    return returned(where, training, ServerTraining)  # type: ignore[type-abstract]
+    found: ServerTraining = returned(where, training, ServerTraining)  # type: ignore[type-abstract]
+    _check_hashable(where, found)
+    return found
 
 
 def end(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, report: RoundReport) -> Any:

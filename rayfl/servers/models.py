@@ -198,7 +198,7 @@ class Servers:
         """Replace the models and the servers' vectors by copies of their parents ``(K_new,)``, and divide the
         gathered weight.
         """
-        parents = (parents[:, None] * self.edge_count + np.arange(self.edge_count)).ravel()
+        parents = (np.asarray(parents)[:, None] * self.edge_count + np.arange(self.edge_count)).ravel()
         if self.gathered.size:
             self.gathered = self.gathered[:, parents] / np.bincount(parents)[parents][:, None]
         self.models = [self.models[parent] for parent in parents.tolist()]
@@ -206,6 +206,12 @@ class Servers:
             self.vectors = [self.vectors[parent] for parent in parents.tolist()]
         if self.memories:
             self.memories = [self.memories[parent] for parent in parents.tolist()]
+
+    def restore_models(self, models: NDArray[np.int64], former: Sequence[Ref]) -> None:
+        """Replace models ``(R,)`` by earlier ones of the same numbers, at every edge."""
+        indices = np.asarray(models)[:, None] * self.edge_count + np.arange(self.edge_count)
+        for index in indices.ravel().tolist():
+            self.models[index] = former[index]
 
     def members(self, assignment: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many clients each model has ``(L,)``, from the model of each client ``(N,)``."""

@@ -359,13 +359,12 @@ class ClientQueries:
 
         Every client downloads its model and sends its update; the servers compute the sketches.
         """
-        updates = testing.adapt(
-            self.servers, self._local_round(self.state.round), clients, models, on=()
-        ).updates
+        this_round = self._local_round(self.state.round)
+        updates = testing.adapt(self.servers, this_round, clients, models, on=(), updates=True).updates
         bytes_sent = 4 * self.servers.spec.P * len(clients)
         self.account(Transfer(self.state.round, "client_lps", "down", "model", bytes_sent))
         self.account(Transfer(self.state.round, "client_lps", "up", "update", bytes_sent))
-        return self._sketched([rows for _, rows in updates], size)
+        return self._sketched(updates, size)
 
     def _updates(self, clients: NDArray[np.int64]) -> list[Ref]:
         """The clients' latest updates, in blocks of ``_TILE`` rows, by reference."""

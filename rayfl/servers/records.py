@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from rayfl.evaluation import (
     protocols,
     summary,
 )
-from rayfl.evaluation.ledger import COLUMNS
+from rayfl.evaluation.ledger import COLUMNS, Direction
 from rayfl.kept import Kept
 from rayfl.losses import CrossEntropy, Loss
 from rayfl.rundir import GrowingTable, RunDirectory, clean
@@ -237,7 +237,7 @@ class Records:
 
     def diagnosis(self, round: int, rows: list[dict[str, Any]]) -> None:
         """Record the method's own diagnostics of a round."""
-        self._round_diagnostics = [clean({"round": round, **row}) for row in rows]
+        self._round_diagnostics = [clean({"round": round} | row | {"round": round}) for row in rows]
 
     def clusters_in_use(self, state: ServerState) -> int:
         """Number of models used by at least one present client."""
@@ -249,6 +249,10 @@ class Records:
     def selection(self, state: ServerState) -> None:
         """If clients choose their models, record which client uses which model, if that has changed."""
         labels = self._labels(state).tolist()
+        if self.timeline and self.timeline[-1].keys() == _SELECTED:
+            last = self.timeline[-1]
+            if (last["round"], last["when"]) == (state.round - 1, "after"):
+                self.timeline.pop()  # some clients chose for an estimate, and now all do
         if not self.timeline or self.timeline[-1]["labels"] != labels:
             self.clusters(state, {}, after=True)
 
@@ -504,6 +508,16 @@ class Records:
         self._tested_groups, self._round_diagnostics = [], []
         return complete
 
+    def amend(self, row: Mapping[str, Any]) -> None:
+        """Add tests to the last round, which is already in the files."""
+        last = self.rounds[-1]
+        number = last["round"]
+        sent = {f"bytes_{way}": self.ledger.total(round=number, direction=way) for way in get_args(Direction)}
+        self.rounds[-1] = {**last, **row, **sent}
+        self.groups = [group for group in self.groups if group["round"] < number] + self._tested_groups
+        self._tested_groups = []
+        self.start()
+
     @property
     def _last_round(self) -> int | None:
         """The last round in the files; None if there is none yet."""
@@ -715,6 +729,10 @@ class Records:
         self.rounds, self.timeline = list(tables["rounds"]), list(tables["timeline"])
         self.groups, self.diagnostics = list(tables["groups"]), list(tables["diagnostics"])
         self.ledger = Ledger().add(*(Transfer(**row) for row in tables["communication"]))
+
+
+_SELECTED = {"round", "when", "labels", "n_clusters", "ari"}
+"""What ``clusters.json`` says of clients that have chosen their models."""
 
 
 def shares_of(served: Served | None) -> dict[str, NDArray[Any]]:

@@ -252,12 +252,12 @@ class Adapted:
 
     Attributes:
         scores: the tests ``(n,)``; for clients that failed, tests of the model that they were given.
-        updates: the updates in blocks: positions in the clients, and the rows ``(B, P)`` by reference.
+        updates: if asked for, the updates in blocks of rows ``(B, P)``, by reference.
         failures: client id -> traceback.
     """
 
     scores: Scores
-    updates: list[tuple[NDArray[np.int64], Ref]]
+    updates: list[Ref]
     failures: dict[int, str]
 
 
@@ -268,8 +268,9 @@ def adapt(
     models: Served,
     on: Sequence[TestedOn] = ("test",),
     tolerate: int = 0,
+    updates: bool = False,
 ) -> Adapted:
-    """Let clients train these models further and test the result; nothing is averaged or kept.
+    """Let clients train these models further and test the result; nothing is averaged.
 
     Args:
         this_round: round, stage and work.
@@ -277,21 +278,22 @@ def adapt(
         models: the model, or mixture, of each ``(n,)`` or ``(n, K)``.
         on: the data to test on.
         tolerate: how many clients may fail.
+        updates: whether to keep the update of every client, which takes as much memory as all their models.
 
     Raises:
         ClientError: if more clients failed: the first of them.
     """
-    blocks, tasks = _adapt_tasks(servers, this_round, clients, models, on)
+    blocks, tasks = _adapt_tasks(servers, this_round, clients, models, on, updates)
     scores = {data: Score.zeros(len(clients), servers.spec.sums) for data in on}
-    updates, positions = [], np.arange(len(clients))
+    kept: list[Ref] = []
     failures: dict[int, str] = {}
     for block, done in zip(blocks, servers.backend.run_in_order(tasks), strict=True):
         for data, score in scores.items():
             score.put(block, done.report.scores[data])
-        updates.append((positions[block], done.refs[UPDATES]))
+        kept += done.refs.values()
         failures.update(done.report.failures)
     refuse_failures(servers, failures, this_round.round, tolerate)
-    return Adapted(scores, updates, failures)
+    return Adapted(scores, kept, failures)
 
 
 def client_models(
@@ -350,9 +352,10 @@ def _adapt_tasks(
     clients: NDArray[np.int64],
     served: Served,
     on: Sequence[TestedOn] | None = None,
+    updates: bool = False,
 ) -> tuple[list[slice], list[Task]]:
     """The blocks in which clients adapt these models, and the task of each block, which tests the adapted
-    models on the data ``on``, or returns the models if ``on`` is None.
+    models on the data ``on`` (and keeps the updates, if asked for), or returns the models if ``on`` is None.
     """
     size, layout = servers.blocks.size(len(clients)), this_round.layout(servers.spec)
     servers, models = servers.serving(served, clients)
@@ -374,9 +377,10 @@ def _adapt_tasks(
             order=this_round.order,
             on=tuple(on or ()),
             batch_size=servers.batch_size,
+            updates=updates,
         )
         cost = float(servers.federation.sizes[clients[block]].sum())
-        method, keeps = ("adapted", ()) if on is None else ("adapt", (UPDATES,))
+        method, keeps = "adapted" if on is None else "adapt", (UPDATES,) if updates else ()
         work = servers.work_of(clients[block], this_round.work)
         tasks.append(Task(method, job, objects, keeps, cost=cost, work=work))
         blocks.append(block)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from rayfl.config import Config, load
 from rayfl.config.text import parse
 from rayfl.errors import ConfigError, Held, RayflError
 from rayfl.events import RunEvent
+from rayfl.machine import handling_stops
 from rayfl.remote import Remote, staging
 from rayfl.remote import runs as published
 from rayfl.rundir import RunDirectory
@@ -305,14 +305,8 @@ def interruptible(stop: Callable[[], None]) -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.write(2, b"stopping: runs write a checkpoint, and the same command resumes the study\n")
 
-    old_handlers = {
-        each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
+    with handling_stops(handle):
         yield
-    finally:
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
 
 
 class StopFile:
