@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.server
 import io
@@ -19,12 +20,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from typer.testing import CliRunner
 
 import rayfl
-from rayfl import cli, remote
+from rayfl import cli, files, remote
 from rayfl.errors import ConfigError, DiskError, Held, RayflError
-from rayfl.events import CheckpointSaved, Note, RunEvent
+from rayfl.events import CheckpointSaved, Note, RoundDone, RunEvent
 from rayfl.machine import machine_id, process_start
 from rayfl.monitor import newest_running, runs_below, view
 from rayfl.monitor.looking import is_root
@@ -32,6 +34,7 @@ from rayfl.monitor.status import Status
 from rayfl.remote import Entry, Remote, split, staging
 from rayfl.rundir import RunDirectory
 from rayfl.servers.checkpoint import Checkpoint
+from tests.runs import assert_same
 from tests.runtime.test_cluster import free_ports
 
 
@@ -307,6 +310,67 @@ def test_what_got_further_here_is_not_replaced_by_what_is_there(
     (tmp_path / "there" / result.path.name / "summary.json").unlink()
     rayfl.resume(below(root, result.path.name))
     assert "summary.json" in Remote(root, result.path.name).files()
+
+
+def test_who_reads_a_run_does_not_replace_the_folder_of_who_runs_it(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """A finished run that goes on has no summary here, and one there, until its next checkpoint."""
+    root = f"file://{tmp_path}/there"
+    result = rayfl.run(elsewhere(settings, root))
+    url, opened = below(root, result.path.name), []
+
+    def read(event: RunEvent) -> None:
+        if isinstance(event, RoundDone) and event.round == 4:
+            opened.append(RunDirectory.open(url).path)
+
+    again = rayfl.resume(url, ["rounds=6", "output.checkpoint_every=0"], on_event=read)
+    assert opened == [result.path]
+    assert again.rounds["round"].tolist() == [*range(6)]
+    assert_same(rayfl.run({**settings, "rounds": 6}), again)
+
+
+def test_who_fetches_a_run_waits_for_who_fetches_it(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = f"file://{tmp_path}/there"
+    name = rayfl.run(elsewhere(settings, root)).path.name
+    folder = tmp_path / "fetched" / name
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(remote, "_CHECK_INTERVAL", 0.01)
+    with FileLock(folder / ".lock"):
+        monkeypatch.setattr(remote, "_PATIENCE", 3)
+        with pytest.raises(Held, match="another process is fetching this run"):
+            Remote(root, name).fetch(folder)
+        monkeypatch.setattr(remote, "_PATIENCE", 100_000)
+        other = threading.Thread(target=Remote(root, name).fetch, args=(folder,))
+        other.start()
+        assert other.is_alive()
+        assert {path.name for path in folder.iterdir()} == {".lock"}
+    other.join()
+    assert (folder / "summary.json").is_file()
+
+
+def test_a_full_staging_disk_is_told_and_publishing_tried_again(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, notes = [True], []
+
+    def full(action: str, path: Path) -> None:
+        if ".published.json" in path.name and not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def note(event: RunEvent) -> None:
+        if isinstance(event, RoundDone):
+            room[0] = event.round > 1
+        if isinstance(event, Note) and "No space" in event.text:
+            notes.append(event.text)
+
+    monkeypatch.setattr(files, "watch", full)
+    result = rayfl.run(elsewhere(settings, f"file://{tmp_path}/there"), on_event=note)
+    assert len(notes) == 2
+    assert all(text.endswith("it is tried again after the next checkpoint") for text in notes)
+    assert "summary.json" in Remote(f"file://{tmp_path}/there", result.path.name).files()
 
 
 def test_where_nothing_answers_nothing_begins(settings: dict[str, Any], tmp_path: Path, staged: Path) -> None:

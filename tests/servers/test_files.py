@@ -7,6 +7,8 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,14 @@ def test_a_file_and_its_name_are_on_the_disk_when_it_is_written(
     part, folder = synced
     assert Path(part).parent == tmp_path
     assert folder == str(tmp_path)
+
+
+def test_files_are_utf_8_in_any_locale(tmp_path: Path) -> None:
+    name = "'Z\\u00fcrich'"
+    code = f"import pathlib, rayfl.files as f; f.write(pathlib.Path({str(tmp_path)!r}, 'x'), iter([{name}]))"
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=ascii_only)
+    assert (tmp_path / "x").read_text(encoding="utf-8") == "Zürich"
 
 
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import pickle
 import re
+import signal
 import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +15,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 import rayfl
+from rayfl import files
 from rayfl.algorithms import Regrouping
 from rayfl.algorithms.base import Algorithm
 from rayfl.algorithms.fedavg import FedAvg
 from rayfl.algorithms.ifca import IFCA
-from rayfl.errors import ConfigError, Interrupted
+from rayfl.errors import ConfigError, DiskError, Interrupted
 from rayfl.events import Begun, RoundDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime import driving
@@ -282,3 +286,53 @@ def test_who_only_reads_renames_no_checkpoint(
     assert len(notes) == 1
     assert len(list(rayfl.Result(result.path).model(client=0).parameters())) > 0
     assert sorted(path.name for path in folder.iterdir()) == names
+
+
+def test_a_run_that_ignores_the_end_of_its_terminal_goes_on(settings: dict[str, Any]) -> None:
+    """As ``nohup`` starts it."""
+
+    def hang_up(event: RunEvent) -> None:
+        if isinstance(event, RoundDone):
+            signal.raise_signal(signal.SIGHUP)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        result = rayfl.run(settings, on_event=hang_up)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert len(result.rounds) == 3
+
+
+def test_tests_keep_no_updates(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all clients would take as much memory as all their models."""
+    adapting = []
+    run = InlineBackend.run
+
+    def watched(self: Any, tasks: Any) -> Any:
+        adapting.extend(task for task in tasks if task.method == "adapt")
+        return run(self, tasks)
+
+    monkeypatch.setattr(InlineBackend, "run", watched)
+    algorithm = {"name": "per_fedavg", "alpha": 0.05, "beta": 0.05}
+    rayfl.run({**settings, "algorithm": algorithm, "evaluation": {"finetune_epochs": 1}})
+    assert len(adapting) > 3
+    assert all(task.keeps == () and not task.job.updates for task in adapting)
+
+
+def test_a_full_disk_before_the_first_round_leaves_the_threads_of_the_process(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(action: str, path: Path) -> None:
+        if "normalisation" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        monkeypatch.setattr(files, "watch", full)
+        with pytest.raises(DiskError, match="No space left"):
+            rayfl.run(settings)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
