@@ -104,9 +104,11 @@ from rayfl.algorithms.contract import (
     Sweep,
 )
 from rayfl.clustering.newcomers import Fit
+from rayfl.errors import ConfigError, type_of
 from rayfl.local import weights_of, work_of
 from rayfl.models import ModelSpec
-from rayfl.sampling import Candidates
+from rayfl.plugins import is_own
+from rayfl.sampling import Candidates, Sampling
 from rayfl.server_step import ServerStep
 from rayfl.settings import Section
 from rayfl.training import LocalWork, complement
@@ -407,9 +409,36 @@ def sample_cohort(
     begun, waiting = state.sweep.begun, state.sweep.waiting
     waiting = waiting[setup.sizes[waiting] > 0]
     if not len(waiting):
-        begun, waiting = state.round, setup.sampling.cohort(candidates)
+        begun, waiting = state.round, _sampled(setup.sampling, candidates)
     sweep = Sweep(begun, waiting[candidates.count :])
     return replace(state, sweep=sweep), np.sort(waiting[: candidates.count])
+
+
+def _sampled(sampling: Sampling, candidates: Candidates) -> NDArray[np.int64]:
+    """The participants that a sampling chooses; those of a user's sampling are checked.
+
+    Raises:
+        ConfigError: unless they are ids of present clients, each once.
+    """
+    chosen = sampling.cohort(candidates)
+    if is_own(sampling):
+        return chosen
+    where = f"{sampling.name}.cohort"
+    if (
+        not isinstance(chosen, np.ndarray)
+        or chosen.ndim != 1
+        or (chosen.size and chosen.dtype.kind not in "iu")
+    ):
+        raise ConfigError(where, f"returned {type_of(chosen)}", "expected an array of ids (n,)")
+    if not len(chosen):
+        raise ConfigError(where, "returned nobody", "expected at least one client")
+    absent = np.setdiff1d(chosen, candidates.ids)
+    if len(absent):
+        raise ConfigError(where, f"there is no client {absent[0]} now", "choose from candidates.ids")
+    ids, counts = np.unique(chosen, return_counts=True)
+    if len(ids) < len(chosen):
+        raise ConfigError(where, f"client {ids[counts.argmax()]} is chosen twice", "choose each once")
+    return chosen
 
 
 def _of_present(values: NDArray[np.int64], present: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import scipy
@@ -44,8 +44,9 @@ from rayfl.clustering.proximity import (
     take,
 )
 from rayfl.clustering.quality import adjusted_rand_index
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ConfigError, DataError, type_of
 from rayfl.memory import free_memory
+from rayfl.plugins import is_own
 from rayfl.random import generator, key
 from rayfl.units import counted
 
@@ -313,7 +314,21 @@ def embed(
     clustering: Clustering, signatures: Sequence[NDArray[np.floating]], seed: int
 ) -> Sequence[NDArray[np.floating]]:
     """Map all signatures, each ``(k_i, d)``, to the space in which they are compared, each ``(k_i, u)``."""
-    return clustering.embedding.embed(signatures, key(seed, "embedding"))
+    part = clustering.embedding
+    embedded: Any = part.embed(signatures, key(seed, "embedding"))
+    if is_own(part):
+        return cast("Sequence[NDArray[np.floating]]", embedded)
+    where = f"{part.name}.embed"
+    if not isinstance(embedded, Sequence) and not isinstance(embedded, np.ndarray):
+        raise ConfigError(where, f"returned {type_of(embedded)}", "expected a list of arrays (k_i, u)")
+    if len(embedded) != len(signatures):
+        what = f"returned {len(embedded)} signatures of {len(signatures)} clients"
+        raise ConfigError(where, what, "expected one of each")
+    for place, each in enumerate(embedded):
+        if not isinstance(each, np.ndarray) or each.dtype.kind != "f" or not np.isfinite(each).all():
+            what = f"returned {type_of(each)} for signature {place}"
+            raise ConfigError(where, what, "expected finite numbers (k_i, u)")
+    return cast("Sequence[NDArray[np.floating]]", embedded)
 
 
 def from_distances(

@@ -7,6 +7,7 @@ that are far from each other.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -24,8 +25,10 @@ from rayfl.clustering.linkage import (
 )
 from rayfl.clustering.memory import check_memory
 from rayfl.clustering.proximity import Distances
+from rayfl.errors import RayflError
 from rayfl.linalg import one_thread
 from rayfl.memory import free_memory
+from rayfl.units import size
 
 Graph: TypeAlias = "scipy.sparse.csr_array"
 """``(N, N)``: 1 for related clients and on the diagonal, nothing elsewhere; float32, symmetric."""
@@ -51,22 +54,46 @@ def threshold_graph(distances: Distances, clients: int, gamma: float) -> Graph:
         distances: condensed, ``(N (N - 1) / 2,)``.
         clients: N.
         gamma: the threshold.
+
+    Raises:
+        RayflError: if the graph would not fit in memory.
     """
-    neighbours, counts, start = [], np.zeros(clients, np.int64), 0
+    counts = np.ones(clients, np.int64)  # every client is its own neighbour
+    for i, others in _later_neighbours(distances, clients, gamma):
+        counts[i] += len(others)
+        counts[others] += 1
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    entries = int(offsets[-1])
+    index: type[np.signedinteger] = np.int32 if entries <= np.iinfo(np.int32).max else np.int64
+    needed, available = entries * (4 + np.dtype(index).itemsize), free_memory()
+    if needed > available:
+        raise RayflError(
+            f"clustering: the graph of {clients:,} clients with gamma={gamma:.4g} has {entries:,} entries "
+            f"and needs {size(needed)}, {size(available)} are free; lower clustering.gamma, or choose "
+            "another clustering.grouping"
+        )
+    columns, place = np.empty(entries, index), offsets[:-1].copy()
+    for i, others in _later_neighbours(distances, clients, gamma):
+        # Those before i have been written when it was their turn.
+        columns[place[i]] = i
+        columns[place[i] + 1 : place[i] + 1 + len(others)] = others
+        columns[place[others]] = i
+        place[others] += 1
+    ones = np.ones(entries, np.float32)
+    graph = scipy.sparse.csr_array((ones, columns, offsets.astype(index)), shape=(clients, clients))
+    graph.has_sorted_indices = True
+    return graph
+
+
+def _later_neighbours(
+    distances: Distances, clients: int, gamma: float
+) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Yield each client, and those after it that are no further than ``gamma``."""
+    start = 0
     for i in range(clients):
         row = distances[start : start + clients - 1 - i]
-        others = np.flatnonzero(row <= gamma).astype(np.int32) + np.int32(i + 1)
-        neighbours.append(others)
-        counts[i] = len(others)
+        yield i, np.flatnonzero(row <= gamma) + (i + 1)
         start += len(row)
-    offsets = np.concatenate([[0], np.cumsum(counts)])
-    columns = np.concatenate(neighbours) if neighbours else np.empty(0, np.int32)
-    ones = np.ones(len(columns), np.float32)
-    upper = scipy.sparse.csr_array((ones, columns, offsets), shape=(clients, clients))
-    graph = upper + upper.T + scipy.sparse.eye_array(clients, dtype=np.float32)
-    graph = scipy.sparse.csr_array(graph)
-    graph.sort_indices()
-    return graph
 
 
 def graph_linkage(graph: Graph) -> Array:

@@ -141,6 +141,8 @@ def pack(
                 f"client {first + place}: its signature has {signature.shape[0]} features, "
                 f"client {first}'s has {signatures[0].shape[0]}; all must have equally many"
             )
+        if not np.isfinite(signature).all():
+            raise DataError(f"client {first + place}: its signature holds NaN or infinity")
     if proximity == "principal_angle":
         with one_thread():
             signatures = [_orthonormal_basis(signature) for signature in signatures]

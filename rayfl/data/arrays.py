@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rayfl.data.base import Column, Samples, in_order
 from rayfl.data.sharded import ShardedArray
-from rayfl.errors import ConfigError, DataError, one_line
+from rayfl.errors import ConfigError, DataError, one_line, type_of
 from rayfl.given import shown_path
 
 Layout = Literal["auto", "hwc", "chw"]
@@ -299,6 +299,54 @@ def of_arrays(
                 )
         columns[column] = column_of(train, tests)
     return replace(samples, columns=columns) if columns else samples
+
+
+def checked(samples: Samples, where: str) -> Samples:
+    """The samples that a user's own dataset has loaded, with labels as int64.
+
+    Args:
+        samples: as loaded; inputs that are read when they are needed are not looked at.
+        where: who loaded them, for errors.
+
+    Raises:
+        DataError: if they do not fit together.
+    """
+    labels, sample_types = {}, {}
+    for part in ("train", "test"):
+        x, y, targets, domain = (
+            getattr(samples, f"{name}_{part}") for name in ("x", "y", "targets", "domain")
+        )
+        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+            raise DataError(f"{where}: x_{part} is {type_of(x)}; expected an array")
+        if not len(x):
+            raise DataError(f"{where}: x_{part} has no samples")
+        if isinstance(x, np.ndarray) and x.dtype.kind == "f" and not np.isfinite(x).all():
+            raise DataError(f"{where}: x_{part} holds NaN or infinity; every value must be finite")
+        sample_types[part] = f"{x.dtype} {tuple(x.shape[1:])}"
+        for name, values in (("y", y), ("domain", domain)):
+            if values is None and name == "domain":
+                continue
+            if not isinstance(values, np.ndarray):
+                raise DataError(f"{where}: {name}_{part} is {type_of(values)}; expected an array of integers")
+            labels[f"{name}_{part}"] = as_labels(values, len(x), f"{where}: {name}_{part}")
+        most = int(labels[f"y_{part}"].max())
+        if most >= samples.classes:
+            raise DataError(
+                f"{where}: y_{part} holds {most}, and classes is {samples.classes}; labels count from 0"
+            )
+        if targets is not None and len(targets) != len(x):
+            raise DataError(f"{where}: targets_{part} has {len(targets)} entries for {len(x)} samples")
+    if sample_types["train"] != sample_types["test"]:
+        raise DataError(
+            f"{where}: x_train is {sample_types['train']} a sample, x_test {sample_types['test']}; they must "
+            "be equal"
+        )
+    for name in ("targets", "domain"):
+        given = [getattr(samples, f"{name}_{part}") is not None for part in ("train", "test")]
+        if len(set(given)) > 1:
+            raise DataError(f"{where}: has only one of {name}_train and {name}_test; give both or none")
+    check_classes(samples, where)
+    return replace(samples, **labels)  # type: ignore[arg-type]
 
 
 def check_classes(samples: Samples, where: str) -> None:

@@ -47,12 +47,15 @@ def assigned_by(partition: Partition, samples: Samples, seed: int) -> Assignment
     where = f"partition: {partition.name}"
     if not isinstance(assignment, Assignment):
         raise DataError(f"{where}: assign returned {type_of(assignment)}; expected an Assignment")
+    count = len(assignment.clients)
     for part, lists, total in (
         ("clients", assignment.clients, len(samples.y_train)),
         ("test", assignment.test, len(samples.y_test)),
     ):
-        if lists is None or isinstance(lists, Ragged):
+        if lists is None:
             continue
+        if len(lists) != count:
+            raise DataError(f"{where}: {part} has {len(lists)} lists for {count} clients; give each one")
         for client, ids in enumerate(lists):
             values = np.asarray(ids)
             if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
@@ -63,11 +66,34 @@ def assigned_by(partition: Partition, samples: Samples, seed: int) -> Assignment
                 raise DataError(f"{where}: {part}: client {client} has sample {wrong} of 0 to {total - 1}")
             if not len(values) and part == "clients":
                 raise DataError(f"{where}: client {client} has no training sample")
+    _check_of_clients(assignment, where)
     taken = Ragged.of(assignment.clients).values
     if len(np.unique(taken)) < len(taken):
         ids, counts = np.unique(taken, return_counts=True)
         raise DataError(f"{where}: training sample {ids[counts.argmax()]} is given out twice")
+    if count != partition.clients:
+        note = f"{partition.name} has made {count:,} clients; partition.clients is {partition.clients:,}"
+        assignment = replace(assignment, notes=(*assignment.notes, note))
     return assignment
+
+
+def _check_of_clients(assignment: Assignment, where: str) -> None:
+    """Refuse groups and names that are not one for each client."""
+    count = len(assignment.clients)
+    if not count:
+        raise DataError(f"{where}: there are no clients")
+    groups, names = assignment.groups, assignment.names
+    if groups is not None and (
+        not isinstance(groups, np.ndarray) or groups.shape != (count,) or groups.dtype.kind not in "iu"
+    ):
+        raise DataError(f"{where}: groups is {type_of(groups)}; expected integers ({count},)")
+    if names is None:
+        return
+    if np.shape(names) != (count,):
+        raise DataError(f"{where}: names is {type_of(names)}; expected one for each of the {count} clients")
+    unique, counts = np.unique(np.asarray(names), return_counts=True)
+    if len(unique) < count:
+        raise DataError(f"{where}: names: {unique[counts.argmax()]} is the name of several clients")
 
 
 def build_federation(

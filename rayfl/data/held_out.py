@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.data.arrays import checked
 from rayfl.data.base import Dataset, Numbering, Samples, ServerShare
 from rayfl.data.scaling import Scaling
+from rayfl.data.sharded import ShardedArray
 from rayfl.errors import ConfigError, DataError, type_of
-from rayfl.plugins import call_part
+from rayfl.plugins import call_part, is_own
 from rayfl.random import generator
 
 _ONE_IN = 10
@@ -39,6 +42,8 @@ def read(dataset: Dataset, root: Path, public: int, seed: int, scaling: Scaling 
     if not isinstance(loaded, Samples):
         what = f"data: {dataset.name}: load returned {type_of(loaded)}; expected rayfl.data.Samples"
         raise DataError(what)
+    if not is_own(dataset):
+        loaded = checked(loaded, f"data: {dataset.name}: load")
     samples = hold_out(loaded, dataset.server_share, public, seed)
     return dataset.normalised(samples) if scaling is None else replace(samples, scaling=scaling)
 
@@ -85,15 +90,18 @@ def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Sa
                 "raise it; 'auto' takes as many as are needed, at most a tenth",
             )
         return samples
+    x: Any = samples.x_train  # an array, or a ShardedArray, whose rows stay in their files
+    in_files = isinstance(x, ShardedArray)
     domains, targets = samples.domain_train, samples.targets_train
+    kept, public_samples = np.flatnonzero(~held), np.flatnonzero(held)
     columns = {name: replace(c, train=c.train[~held]) for name, c in samples.columns.items()}
     return replace(
         samples,
-        x_train=samples.x_train[~held],
+        x_train=x.of_rows(kept) if in_files else x[kept],
         y_train=samples.y_train[~held],
         domain_train=None if domains is None else domains[~held],
         targets_train=None if targets is None else targets[~held],
-        x_server=samples.x_train[held],
+        x_server=x.take_once(public_samples) if in_files else x[public_samples],
         columns=columns,
         numbering=_renumbered(samples.numbering, held),
     )

@@ -44,6 +44,7 @@ class ShardedArray:
         dtype: of the numbers.
         cache: bytes of shards that are kept in memory.
         groups: for each shard the number of its row group ``(S,)``; None if all are whole files.
+        chosen: the stored rows that it has ``(n,)``; None for all.
     """
 
     def __init__(
@@ -54,9 +55,11 @@ class ShardedArray:
         dtype: np.dtype[Any],
         cache: int,
         groups: NDArray[np.integer] | None = None,
+        chosen: NDArray[np.int64] | None = None,
     ) -> None:
         self.paths, self.starts, self.cache, self.groups = tuple(paths), starts, cache, groups
-        self.shape, self.dtype = (int(starts[-1]), *shape), dtype
+        self.chosen = chosen
+        self.shape, self.dtype = (int(starts[-1]) if chosen is None else len(chosen), *shape), dtype
         self._open()
 
     def _open(self) -> None:
@@ -94,6 +97,8 @@ class ShardedArray:
         """The rows with these indices ``(len(ids), ...)``."""
         assert axis == 0
         ids = np.asarray(ids, np.int64)
+        if self.chosen is not None:
+            ids = self.chosen[ids]
         rows = np.empty((len(ids), *self.shape[1:]), self.dtype)
         shard_of = np.searchsorted(self.starts, ids, side="right") - 1
         order = np.argsort(shard_of, kind="stable")
@@ -117,6 +122,13 @@ class ShardedArray:
             self.cache = cache
             self._kept.clear()
             self._held = 0
+
+    def of_rows(self, ids: NDArray[np.integer]) -> ShardedArray:
+        """The array of these rows; they stay in their files."""
+        chosen = np.asarray(ids, np.int64) if self.chosen is None else self.chosen[ids]
+        return ShardedArray(
+            self.paths, self.starts, self.shape[1:], self.dtype, self.cache, self.groups, chosen
+        )
 
     def _check_finite(self, rows: NDArray[Any], shard_of: NDArray[np.integer]) -> None:
         """Refuse NaN and infinity; arrays in memory are checked when they are loaded.
@@ -153,6 +165,8 @@ class ShardedArray:
                 digest.update(f"{path.name} {path.stat().st_size} {_checksum(path)}".encode())
             except (OSError, zipfile.BadZipFile) as error:
                 raise _unreadable(path, error) from None
+        if self.chosen is not None:
+            digest.update(self.chosen.tobytes())
         return digest.digest()
 
     def _rows(self, shard: int) -> NDArray[Any]:

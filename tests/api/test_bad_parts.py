@@ -17,8 +17,10 @@ import rayfl
 from rayfl.aggregation.base import Aggregation
 from rayfl.algorithms import Algorithm, Plan, Regrouping
 from rayfl.algorithms.fedavg import FedAvg
+from rayfl.clustering.embeddings.base import Embedding
 from rayfl.config import load
-from rayfl.data.base import Assignment, Dataset, Partition
+from rayfl.data.base import Assignment, Dataset, Partition, Samples
+from rayfl.data.base import Ragged as Lists
 from rayfl.errors import ClientError, ConfigError, DataError
 from rayfl.local import LocalObjective
 from rayfl.losses import Loss
@@ -386,6 +388,67 @@ class Anybody(Sampling):
         return np.array([50, 60])
 
 
+class Chosen(Sampling):
+    """Returns what the test says."""
+
+    name: Literal["bad_chosen"] = "bad_chosen"
+    what: str = ""
+
+    def cohort(self, candidates):
+        return {
+            "nothing": None,
+            "list": [1, 2],
+            "floats": np.array([1.0]),
+            "nobody": np.empty(0, int),
+            "twice": np.array([2, 1, 2]),
+        }[self.what]
+
+
+class Loaded(Dataset):
+    """Loads what the test says."""
+
+    name: Literal["bad_loaded"] = "bad_loaded"
+    what: str = ""
+
+    def load(self, root):
+        x, y = np.ones((200, 6), np.float32), np.arange(200) % 3
+        whole = Samples("x", x, y, x[:60], y[:60], 3)
+        changes = {
+            "fewer inputs": {"x_train": x[:150]},
+            "fewer tests": {"x_test": x[:30]},
+            "label": {"y_test": np.where(y[:60] == 2, 7, y[:60])},
+            "floats": {"y_train": y.astype(np.float32)},
+            "list": {"y_train": y.tolist()},
+            "features": {"x_test": x[:60, :4]},
+            "NaN": {"x_train": np.where(x == 1, np.nan, x)},
+            "empty": {"x_test": x[:0], "y_test": y[:0]},
+            "targets": {"targets_train": np.ones((200, 1), np.float32)},
+            "short": {
+                "targets_train": np.ones((100, 1), np.float32),
+                "targets_test": np.ones((60, 1), np.float32),
+            },
+        }
+        return replace(whole, **changes[self.what])
+
+
+class Embeds(Embedding):
+    """Returns what the test says."""
+
+    name: Literal["bad_embedding"] = "bad_embedding"
+    what: str = ""
+
+    def embed(self, signatures, key=0):
+        return {"few": signatures[:-1], "nothing": None, "NaN": [s * np.nan for s in signatures]}[self.what]
+
+
+class NaNSignature(Signature):
+    name: Literal["bad_nan_signature"] = "bad_nan_signature"
+    proximities: ClassVar[tuple[str, ...]] = ("principal_angle", "vector_angle_min")
+
+    def compute(self, x, y, key=0):
+        return np.full((5, 2), np.nan, np.float32)
+
+
 class Unbuilt(Model):
     name: Literal["bad_model"] = "bad_model"
 
@@ -418,8 +481,16 @@ class Given(Partition):
             "strangers": Assignment([np.array([10**7]), lists[1]]),
             "nothing": Assignment([np.empty(0, int), lists[1]]),
             "twice": Assignment([np.arange(6), lists[1]]),
+            "stranger in a Ragged": Assignment(Lists.of([np.array([10**7]), lists[1]])),
+            "groups": Assignment(lists, groups=np.array([0])),
+            "texts": Assignment(lists, groups=np.array(["a", "b"])),
+            "tests": Assignment(lists, test=[np.arange(10)]),
+            "names": Assignment(lists, names=np.array(["a"])),
+            "one name": Assignment(lists, names=np.array(["a", "a"])),
         }[self.what]
 
+
+CENTROIDS: dict[str, Any] = {"signature": "centroids", "proximity": "min_distance", "n_clusters": 2}
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "begin": (
@@ -603,7 +674,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "NaN": ({"model": Broken}, r"model: forward returns NaN or infinity for inputs between 0 and 1"),
     "sampling": (
         {"sampling": Anybody(), "training": {"participation": 0.5}},
-        r"fedavg.cohort: there is no client 50 now",
+        r"bad_sampling.cohort: there is no client 50 now",
     ),
     "model": ({"model": Unbuilt()}, r"model: bad_model.build is missing in class Unbuilt"),
     "data": (
@@ -616,6 +687,81 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "sample": ({"partition": Given(what="strangers")}, r"clients: client 0 has sample 10000000 of 0 to 1437"),
     "empty": ({"partition": Given(what="nothing")}, r"bad_partition: client 0 has no training sample"),
     "twice": ({"partition": Given(what="twice")}, r"training sample 5 is given out twice"),
+    "Ragged": (
+        {"partition": Given(what="stranger in a Ragged")},
+        r"clients: client 0 has sample 10000000 of 0 to",
+    ),
+    "groups": ({"partition": Given(what="groups")}, r"groups is an array of int64 \(1,\); expected integers"),
+    "texts": (
+        {"partition": Given(what="texts")},
+        r"groups is an array of <U1 \(2,\); expected int",
+    ),
+    "tests": (
+        {"partition": Given(what="tests")},
+        r"bad_partition: test has 1 lists for 2 clients",
+    ),
+    "names": (
+        {"partition": Given(what="names")},
+        r"names is an array of <U1 \(1,\); expected one",
+    ),
+    "one name": ({"partition": Given(what="one name")}, r"names: a is the name of several clients"),
+    "loaded, fewer inputs": (
+        {"data": Loaded(what="fewer inputs")},
+        r"data: bad_loaded: load: y_train has 200 entries for 150 samples; the lengths must be equal",
+    ),
+    "loaded, fewer tests": ({"data": Loaded(what="fewer tests")}, r"y_test has 60 entries for 30 samples"),
+    "loaded, label": ({"data": Loaded(what="label")}, r"y_test holds 7, and classes is 3; labels count"),
+    "loaded, floats": (
+        {"data": Loaded(what="floats")},
+        r"y_train has shape \(200,\) and type float32",
+    ),
+    "loaded, list": ({"data": Loaded(what="list")}, r"y_train is a list; expected an array of integers"),
+    "loaded, features": (
+        {"data": Loaded(what="features")},
+        r"x_train is float32 \(6,\) a sample, x_test float32 \(4,\); they must be equal",
+    ),
+    "loaded, NaN": ({"data": Loaded(what="NaN")}, r"x_train holds NaN or infinity; every value must be"),
+    "loaded, empty": ({"data": Loaded(what="empty")}, r"bad_loaded: load: x_test has no samples"),
+    "loaded, targets": ({"data": Loaded(what="targets")}, r"only one of targets_train and targets_test"),
+    "loaded, short": ({"data": Loaded(what="short")}, r"targets_train has 100 entries for 200 samples"),
+    "sampled, nothing": (
+        {"sampling": Chosen(what="nothing"), "training": {"participation": 0.5}},
+        r"bad_chosen.cohort: returned nothing \(None\); expected an array of ids \(n,\)",
+    ),
+    "sampled, list": (
+        {"sampling": Chosen(what="list"), "training": {"participation": 0.5}},
+        r"bad_chosen.cohort: returned a list; expected an array of ids",
+    ),
+    "sampled, floats": (
+        {"sampling": Chosen(what="floats"), "training": {"participation": 0.5}},
+        r"bad_chosen.cohort: returned an array of float64 \(1,\); expected an array of ids",
+    ),
+    "sampled, nobody": (
+        {"sampling": Chosen(what="nobody"), "training": {"participation": 0.5}},
+        r"bad_chosen.cohort: returned nobody; expected at least one client",
+    ),
+    "sampled, twice": (
+        {"sampling": Chosen(what="twice"), "training": {"participation": 0.5}},
+        r"bad_chosen.cohort: client 2 is chosen twice; choose each once",
+    ),
+    **{
+        f"embedded, {what}": (
+            {"algorithm": "pacfl", "clustering": {**CENTROIDS, "embedding": Embeds(what=what)}},
+            rf"bad_embedding.embed: {message}",
+        )
+        for what, message in {
+            "few": "returned 3 signatures of 4 clients; expected one of each",
+            "nothing": r"returned nothing \(None\); expected a list of arrays",
+            "NaN": r"returned an array of float\d+ \(.*\) for signature 0; expected finite numbers",
+        }.items()
+    },
+    **{
+        f"NaN signature, {proximity}": (
+            {"algorithm": "pacfl", "clustering": {"signature": NaNSignature(), "proximity": proximity}},
+            r"client 0: its signature holds NaN or infinity",
+        )
+        for proximity in ("principal_angle", "vector_angle_min")
+    },
 }
 
 

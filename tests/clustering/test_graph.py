@@ -188,11 +188,12 @@ def test_nobody_related_is_solo_and_everybody_is_fedavg():
 
 
 def test_too_many_distinct_rows_for_the_memory_are_refused(monkeypatch):
+    different, (dense, _) = graph_of(np.eye(6)), blocks(400, 400)
+    two_rows = graph_of(dense)
     monkeypatch.setattr("rayfl.clustering.graph.free_memory", lambda: 100)
     with pytest.raises(RayflError, match="6 clients"):
-        graph_linkage(graph_of(np.eye(6)))
-    dense, _ = blocks(400, 400)  # two distinct rows: nothing to hold
-    assert graph_clusters(graph_of(dense)).max() == 1
+        graph_linkage(different)
+    assert graph_clusters(two_rows).max() == 1  # two distinct rows: nothing to hold
 
 
 # ---- the automatic gamma ---------------------------------------------------------------------------------
@@ -341,3 +342,27 @@ def test_the_number_that_is_given_is_cut_from_the_same_tree():
     graph = threshold_graph(distances, 25, 1.0)
     for count in (1, 3, 5, 25):
         assert np.array_equal(graph_clusters(graph, count), cut_into(graph_linkage(graph), count))
+
+
+@pytest.mark.parametrize("clients", [1, 2, 7, 50])
+@pytest.mark.parametrize("gamma", [-1.0, 0.3, 2.0])
+def test_graphs_are_the_dense_relation(clients: int, gamma: float) -> None:
+    distances = np.random.default_rng(clients).random(clients * (clients - 1) // 2)
+    graph = threshold_graph(distances, clients, gamma)
+    graph.check_format()
+    dense = squareform(distances, checks=False) if clients > 1 else np.zeros((1, 1))
+    np.testing.assert_array_equal(graph.toarray(), (dense <= gamma) | np.eye(clients, dtype=bool))
+    assert graph.has_sorted_indices
+    assert (graph.indices.dtype, graph.dtype) == (np.int32, np.float32)
+
+
+def test_a_graph_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes eight bytes for each related pair twice, which are known when gamma is."""
+    distances = np.zeros(50 * 49 // 2)
+    monkeypatch.setattr("rayfl.clustering.graph.free_memory", lambda: 8 * 2500)
+    assert threshold_graph(distances, 50, 1.0).nnz == 2500
+    monkeypatch.setattr("rayfl.clustering.graph.free_memory", lambda: 8 * 2500 - 1)
+    with pytest.raises(
+        RayflError, match=r"graph of 50 clients with gamma=1 has 2,500 entries and needs 20.0 kB"
+    ):
+        threshold_graph(distances, 50, 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 import rayfl
 from rayfl.data import DATASETS, Samples, fingerprint, sharded, write_npz
 from rayfl.data.base import Ragged, Ranges
+from rayfl.data.held_out import hold_out
 from rayfl.data.sharded import ShardedArray
 from rayfl.errors import ConfigError, DataError, RayflError
 
@@ -349,6 +351,48 @@ def test_the_server_gets_no_sample_of_shards(tmp_path: Path) -> None:
     settings = {**settings, "data": {"name": "digits"}}
     with pytest.raises(RayflError, match="name the client of each sample"):
         rayfl.run(settings)
+
+
+@pytest.mark.parametrize("kind", ["savez", "savez_compressed", "parquet"])
+def test_where_clients_are_divided_here_the_server_gets_samples(kind: str, tmp_path: Path) -> None:
+    """The others stay in their files; a run is the same as with all of them in memory."""
+    samples = load(write(tmp_path, kind), shape=(1, 4, 4), cache_gb=0)
+    samples = replace(samples, stored=None)
+    held = hold_out(samples, 0.25, 0, 3)
+    assert isinstance(held.x_train, ShardedArray)
+    assert held.x_server is not None
+    assert len(held.x_train) + len(held.x_server) == len(X)
+    in_memory = hold_out(replace(samples, x_train=X), 0.25, 0, 3)
+    np.testing.assert_array_equal(held.x_server, in_memory.x_server)
+    for x in (held.x_train, pickle.loads(pickle.dumps(held.x_train))):
+        np.testing.assert_array_equal(x[:], in_memory.x_train)
+    twice = held.x_train.of_rows(np.array([5, 2]))
+    np.testing.assert_array_equal(twice[:], in_memory.x_train[[5, 2]])
+    assert len({x.fingerprint() for x in (samples.x_train, held.x_train, twice)}) == 3
+
+
+@pytest.mark.parametrize("normalise", ["pooled", "none"])
+def test_a_run_whose_server_holds_samples_of_shards(normalise: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "shards")
+    for path in folder.glob("train-*.npz"):  # no clients in it
+        arrays = dict(np.load(path))
+        del arrays["client"]
+        np.savez(path, **arrays)
+    tests = dict(np.load(folder / "test-0.npz"))
+    del tests["client"]
+    np.savez(folder / "test-0.npz", **tests)
+    data = {"name": "sharded", "path": str(folder), "server_share": 0.1, "normalise": normalise}
+    result = rayfl.run(
+        {
+            "rounds": 1,
+            "data": data,
+            "partition": {"name": "iid", "clients": 4},
+            "model": "linear",
+            "execution": {"backend": "inline"},
+            "output": {"root": str(tmp_path / "runs"), "report": False},
+        }
+    )
+    assert result.clients["n"].sum() < len(X)
 
 
 @pytest.mark.parametrize("large", [False, True])
