@@ -586,7 +586,12 @@ class ClientHost:
                 if not isinstance(signature, np.ndarray) or signature.dtype.kind not in "fiub":
                     where, what = f"{job.signature.name}.compute", f"returned {type_of(signature)}"
                     raise ConfigError(where, what, "expected an array of numbers")
-                signatures.append(signature)
+                if np.isfinite(signature).all():
+                    signatures.append(signature)
+                    continue
+                name = called(self.stages[stage].names, client)
+                what = f"{job.signature.name}.compute returned NaN or infinity"
+                failures[client] = DataError(f"client {name}: {what}")
         floats = np.array([job.signature.floats(s) for s in signatures], np.int64)
         return Answer(SignatureReport(floats, failures), {SIGNATURES: signatures})
 

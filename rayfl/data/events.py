@@ -514,7 +514,7 @@ def _deal_new_samples(
                 f"events.{place}: client {client} would need {needs} more samples that fit and that no "
                 f"client holds ({len(lacking)} such clients); "
                 + (
-                    "drift fewer clients"
+                    "drift fewer clients, to labels that have test samples"
                     if event.reuse
                     else "set reuse: true, or lower partition.samples so that some are left"
                 )

@@ -758,7 +758,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"NaN signature, {proximity}": (
             {"algorithm": "pacfl", "clustering": {"signature": NaNSignature(), "proximity": proximity}},
-            r"client 0: its signature holds NaN or infinity",
+            r"client 0: bad_nan_signature.compute returned NaN or infinity",
         )
         for proximity in ("principal_angle", "vector_angle_min")
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,9 @@ def test_without_samples_of_its_own_the_server_refuses() -> None:
         ServerData().draw(DATASETS["digits"]().load(Path()), 0)
     with pytest.raises(DataError, match="its test images are the clients'"):
         ServerData(source="digits").draw(DATASETS["digits"]().load(Path()), 0)
+    few = replace(DATASETS["digits"]().load(Path()), name="digits_few")  # of the same images
+    with pytest.raises(DataError, match="its test images are the clients'"):
+        ServerData(source="digits").draw(few, 0)
 
 
 def test_methods_that_are_compared_share_their_data() -> None:
