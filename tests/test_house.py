@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1] / "rayfl"
 FLOORS = (
     "angles backend errors events kept linalg machine memory random server_step settings torchvision_shim "
     "units version",
-    "aggregation given losses plugins statistics",
-    "data files models paper remote",
+    "aggregation files given losses plugins statistics",
+    "data models paper remote",
     "evaluation loggers training",
     "coresets local ordering signatures",
     "clustering sampling",
