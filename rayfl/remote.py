@@ -418,9 +418,10 @@ class Remote:
 
     def _replace(self, folder: Path, remote_files: dict[str, Entry]) -> None:
         """Replace the contents of a folder by these remote files; the caller must hold its lock."""
+        files.remove(folder / _ROOT_FILE)  # first: from now on it is no staging folder
         for path in folder.iterdir():
             if path.name != ".lock":
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+                files.remove(path)
         fetched: dict[str, Entry] = {}
         for _ in range(_ATTEMPTS):  # until nothing has been published meanwhile
             complete = {n: entry for n, entry in remote_files.items() if _is_complete(n, remote_files)}

@@ -533,6 +533,23 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(remote, name, seconds)
 
 
+def test_what_is_being_replaced_is_no_staging_folder(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second process that fetches it waits, however long the old files take to go."""
+    root = f"file://{tmp_path}/there"
+    name = rayfl.run(elsewhere(settings, root)).path.name
+    folder = tmp_path / "behind" / name
+    Remote(root, name).fetch(folder)
+    (folder / "summary.json").unlink()
+    removed = []
+    remove = files.remove
+    monkeypatch.setattr(files, "remove", lambda path: removed.append(path.name) or remove(path))
+    Remote(root, name).fetch(folder)
+    assert removed[0] == ".remote"
+    assert (folder / "summary.json").is_file()
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_second_process_gives_way(
     settings: dict[str, Any], root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

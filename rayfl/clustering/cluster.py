@@ -325,7 +325,7 @@ def embed(
         what = f"returned {len(embedded)} signatures of {len(signatures)} clients"
         raise ConfigError(where, what, "expected one of each")
     for place, each in enumerate(embedded):
-        if not isinstance(each, np.ndarray) or each.dtype.kind != "f" or not np.isfinite(each).all():
+        if not isinstance(each, np.ndarray) or each.dtype.kind not in "fiub" or not np.isfinite(each).all():
             what = f"returned {type_of(each)} for signature {place}"
             raise ConfigError(where, what, "expected finite numbers (k_i, u)")
     return cast("Sequence[NDArray[np.floating]]", embedded)

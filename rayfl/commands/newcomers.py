@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,9 +28,9 @@ from rayfl.evaluation import Ledger, Transfer, accuracy
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.sampling.uniform import Uniform
-from rayfl.servers import building, testing
+from rayfl.servers import building, hooks, testing
 from rayfl.servers.building import servers_of, setup_of, stage_of
-from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.checkpoint import Checkpoint
 from rayfl.servers.queries import ClientQueries
 from rayfl.servers.records import shares_of
 from rayfl.servers.rounds import Round
@@ -107,13 +108,15 @@ def assign_newcomers(
     """
     directory = RunDirectory.open(path)
     config = directory.config
-    checkpoint_paths = checkpoints(directory.path / "checkpoints")
-    if not checkpoint_paths:
-        raise directory.without_checkpoint()
     stages, host = building.build(config, directory.scaling)
     directory.verify(stages)
     setup = setup_of(config, stages[0].federation, host.spec)
-    saved = Checkpoint.load(checkpoint_paths[-1], type(config.algorithm.begin(setup)))
+    kind = type(config.algorithm.begin(setup))
+    saved, notes = Checkpoint.newest(directory.path / "checkpoints", kind, keep=True)
+    if saved is None:
+        raise directory.without_checkpoint()
+    for note in notes:
+        warnings.warn(note, stacklevel=2)
     # A run that was stopped has not reached all of its events.
     stages = stages[: stage_of(stages, saved.state.round - 1) + 1]
     new = read_newcomers(config, stages[0].federation.samples, data, owners)
@@ -374,7 +377,8 @@ class _Newcomers:
     def assign(self) -> pd.DataFrame:
         """Assign them; the columns up to ``far`` of :func:`assign_newcomers`."""
         algorithm, ids, before = self.config.algorithm, self.ids, self.state_before
-        state = algorithm.join(self.setup, before, ids, self._queries(self.transfers.append))
+        joined = algorithm.join(self.setup, before, ids, self._queries(self.transfers.append))
+        state = hooks.moved(algorithm, "join", joined, before.models)
         founded = np.zeros(len(ids), np.bool_)
         if isinstance(state, Regrouping):
             self.servers.inherit(state.parents)

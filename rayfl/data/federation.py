@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
@@ -56,25 +57,35 @@ def assigned_by(partition: Partition, samples: Samples, seed: int) -> Assignment
             continue
         if len(lists) != count:
             raise DataError(f"{where}: {part} has {len(lists)} lists for {count} clients; give each one")
-        for client, ids in enumerate(lists):
-            values = np.asarray(ids)
-            if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
-                what = f"client {client} has {type_of(values)}; expected integers (n,)"
-                raise DataError(f"{where}: {part}: {what}")
-            if len(values) and not (values.min() >= 0 and values.max() < total):
-                wrong = values.min() if values.min() < 0 else values.max()
-                raise DataError(f"{where}: {part}: client {client} has sample {wrong} of 0 to {total - 1}")
-            if not len(values) and part == "clients":
-                raise DataError(f"{where}: client {client} has no training sample")
+        _check_ids(lists, total, f"{where}: {part}")
+    if not Ragged.of(assignment.clients).sizes.all():
+        client = int(np.argmin(Ragged.of(assignment.clients).sizes))
+        raise DataError(f"{where}: client {client} has no training sample")
     _check_of_clients(assignment, where)
     taken = Ragged.of(assignment.clients).values
     if len(np.unique(taken)) < len(taken):
         ids, counts = np.unique(taken, return_counts=True)
         raise DataError(f"{where}: training sample {ids[counts.argmax()]} is given out twice")
-    if count != partition.clients:
+    if "clients" in partition.model_fields_set and partition.clients and count != partition.clients:
         note = f"{partition.name} has made {count:,} clients; partition.clients is {partition.clients:,}"
         assignment = replace(assignment, notes=(*assignment.notes, note))
     return assignment
+
+
+def _check_ids(lists: list[NDArray[np.integer]] | Ragged, total: int, where: str) -> None:
+    """Refuse lists of other things than ids of samples from 0 to ``total - 1``."""
+    numbered: Iterable[tuple[int, NDArray[np.integer]]] = enumerate(lists)
+    if isinstance(lists, Ragged):  # perhaps of millions of clients
+        outside = np.flatnonzero((lists.values < 0) | (lists.values >= total))[:1]
+        owners = np.searchsorted(lists.offsets, outside, side="right") - 1
+        numbered = [(client, lists[client]) for client in owners.tolist()]
+    for client, ids in numbered:
+        values = np.asarray(ids)
+        if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
+            raise DataError(f"{where}: client {client} has {type_of(values)}; expected integers (n,)")
+        if len(values) and not (values.min() >= 0 and values.max() < total):
+            wrong = values.min() if values.min() < 0 else values.max()
+            raise DataError(f"{where}: client {client} has sample {wrong} of 0 to {total - 1}")
 
 
 def _check_of_clients(assignment: Assignment, where: str) -> None:
@@ -89,9 +100,10 @@ def _check_of_clients(assignment: Assignment, where: str) -> None:
         raise DataError(f"{where}: groups is {type_of(groups)}; expected integers ({count},)")
     if names is None:
         return
-    if np.shape(names) != (count,):
-        raise DataError(f"{where}: names is {type_of(names)}; expected one for each of the {count} clients")
-    unique, counts = np.unique(np.asarray(names), return_counts=True)
+    if not isinstance(names, np.ndarray) or names.shape != (count,):
+        what = f"names is {type_of(names)}; expected an array with one for each of the {count} clients"
+        raise DataError(f"{where}: {what}")
+    unique, counts = np.unique(names, return_counts=True)
     if len(unique) < count:
         raise DataError(f"{where}: names: {unique[counts.argmax()]} is the name of several clients")
 

@@ -188,6 +188,7 @@ class Driver:
         if not last or (last.get("loss_mean") is not None and last.get("estimated_from") is None):
             self._tested_with(state)
             return state
+        self.records.reopen()
         self.emit(Note(f"testing all clients after round {state.round}, which is the last one now"))
         try:
             state, metrics = self._evaluate(state, self._last_round(state))
@@ -888,7 +889,7 @@ class Driver:
         joined = self.algorithm.join(self.setup, state, newcomers, clients)
         state = self._adopt(state, hooks.moved(self.algorithm, "join", joined, state.models), after=True)
         last_round, epochs = self._last_round(state), self.config.evaluation.finetune_epochs
-        models = self._tested_with(state)
+        models = self._tested_with(state, clients)
         tests: dict[Tested, Scores] = {"served": self._scores(state, last_round, newcomers, models)}
         if epochs:
             tests["finetuned"] = self._scores(state, last_round, newcomers, models, epochs)

@@ -203,7 +203,9 @@ def _check_hashable(where: str, part: object) -> None:
         hash(part)
     except TypeError as error:
         what = f"{type(part).__name__} cannot be compared with that of another round ({error})"
-        raise ConfigError(where, what, "keep arrays out of its fields, or define __hash__") from None
+        raise ConfigError(
+            where, what, "keep arrays out of its fields, or make it a @dataclass(eq=False)"
+        ) from None
 
 
 def mix(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, answers: Reports) -> Mixing:

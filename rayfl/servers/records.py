@@ -118,6 +118,8 @@ class Records:
         self._round_diagnostics: list[dict[str, Any]] = []
         self._tables: dict[str, GrowingTable] = {}
         """The files that grow by some rows a round."""
+        self._first_written: dict[int, dict[str, list[dict[str, Any]]]] = {}
+        """Of rounds that were amended, the rows as they were first, by table."""
         self._labels_written_for: Federation | None = None
         """The federation that ``labels.csv`` describes."""
 
@@ -249,10 +251,6 @@ class Records:
     def selection(self, state: ServerState) -> None:
         """If clients choose their models, record which client uses which model, if that has changed."""
         labels = self._labels(state).tolist()
-        if self.timeline and self.timeline[-1].keys() == _SELECTED:
-            last = self.timeline[-1]
-            if (last["round"], last["when"]) == (state.round - 1, "after"):
-                self.timeline.pop()  # some clients chose for an estimate, and now all do
         if not self.timeline or self.timeline[-1]["labels"] != labels:
             self.clusters(state, {}, after=True)
 
@@ -508,8 +506,17 @@ class Records:
         self._tested_groups, self._round_diagnostics = [], []
         return complete
 
+    def reopen(self) -> None:
+        """Prepare for a test after the last round, which takes the place of an estimate: :meth:`amend`."""
+        last = self.rounds[-1]
+        self._first_written[last["round"]] = self._of_round(last["round"])
+        entry = self.timeline[-1] if self.timeline else {}
+        chosen_by_some = last.get("estimated_from") is not None and entry.keys() == _SELECTED
+        if chosen_by_some and (entry["round"], entry["when"]) == (last["round"], "after"):
+            self.timeline.pop()  # now all choose
+
     def amend(self, row: Mapping[str, Any]) -> None:
-        """Add tests to the last round, which is already in the files."""
+        """Add tests to the last round, which is already in the files; after :meth:`reopen`."""
         last = self.rounds[-1]
         number = last["round"]
         sent = {f"bytes_{way}": self.ledger.total(round=number, direction=way) for way in get_args(Direction)}
@@ -517,6 +524,23 @@ class Records:
         self.groups = [group for group in self.groups if group["round"] < number] + self._tested_groups
         self._tested_groups = []
         self.start()
+
+    def _of_round(self, number: int) -> dict[str, list[dict[str, Any]]]:
+        """The rows of a round in the tables that :meth:`amend` changes."""
+        return {name: [row for row in getattr(self, name) if row["round"] == number] for name in _AMENDED}
+
+    def _put_in_round(
+        self, number: int, tables: Mapping[str, list[dict[str, Any]]], new: Mapping[str, list[dict[str, Any]]]
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Tables with other rows of a round."""
+        return {
+            name: [
+                *(row for row in tables[name] if row["round"] < number),
+                *new[name],
+                *(row for row in tables[name] if row["round"] > number),
+            ]
+            for name in _AMENDED
+        }
 
     @property
     def _last_round(self) -> int | None:
@@ -706,10 +730,15 @@ class Records:
             **({} if self.local is None else self.local.arrays()),
             **({} if self.rounds_trained is None else {"rounds_trained": self.rounds_trained.copy()}),
         }
+        grown = {
+            name: [row for row in getattr(self, name) if row["round"] < state.round] for name in _AMENDED
+        }
+        amended = {str(number): self._of_round(number) for number in self._first_written}
+        for number, rows in self._first_written.items():  # the files of these tables only grow
+            grown = self._put_in_round(number, grown, rows)
         tables = {
-            "rounds": [row for row in self.rounds if row["round"] < state.round],
-            "groups": [row for row in self.groups if row["round"] < state.round],
-            "timeline": [entry for entry in self.timeline if entry["round"] < state.round],
+            **grown,
+            **({"amended": amended} if amended else {}),
             "diagnostics": [row for row in self.diagnostics if row["round"] < state.round],
             "communication": [vars(t) for t in self.ledger.transfers if t.round < state.round],
         }
@@ -728,8 +757,17 @@ class Records:
             self.local = self.local.restored(arrays)
         self.rounds, self.timeline = list(tables["rounds"]), list(tables["timeline"])
         self.groups, self.diagnostics = list(tables["groups"]), list(tables["diagnostics"])
+        for text, rows in tables.get("amended", {}).items():
+            number = int(text)
+            self._first_written[number] = self._of_round(number)
+            current = {name: getattr(self, name) for name in _AMENDED}
+            for name, changed in self._put_in_round(number, current, rows).items():
+                setattr(self, name, changed)
         self.ledger = Ledger().add(*(Transfer(**row) for row in tables["communication"]))
 
+
+_AMENDED = ("rounds", "groups", "timeline")
+"""The tables with results of tests, which a later test of the last round may change."""
 
 _SELECTED = {"round", "when", "labels", "n_clusters", "ari"}
 """What ``clusters.json`` says of clients that have chosen their models."""

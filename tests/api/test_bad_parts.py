@@ -490,6 +490,39 @@ class Given(Partition):
         }[self.what]
 
 
+class Unusual(Dataset):
+    name: Literal["good_data"] = "good_data"
+
+    def load(self, root):
+        x, y = np.ones((90, 5), np.int32), np.zeros(90, np.int64)
+        words = np.ones((90, 5), np.int64)
+        targets = {"targets_train": words, "targets_test": words[:30]}
+        return Samples("x", x, y, x[:30], y[:30], 1, vocabulary=("", "a"), **targets)
+
+
+class Widths(Dataset):
+    name: Literal["good_widths"] = "good_widths"
+
+    def load(self, root):
+        x, y = np.random.default_rng(0).random((90, 5)), np.arange(90) % 3
+        return Samples("x", x.astype(np.float32), y, x[:30], y[:30], 3)
+
+
+class Signs(Embedding):
+    name: Literal["good_embedding"] = "good_embedding"
+
+    def embed(self, signatures, key=0):
+        return [np.sign(s).astype(np.int8) for s in signatures]
+
+
+class Counts(Partition):
+    name: Literal["good_partition"] = "good_partition"
+    clients: int | None = None
+
+    def assign(self, samples, seed):
+        return Assignment(Lists.of([np.arange(30), np.arange(30, 60), np.arange(60, 90)]))
+
+
 CENTROIDS: dict[str, Any] = {"signature": "centroids", "proximity": "min_distance", "n_clusters": 2}
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
@@ -702,7 +735,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "names": (
         {"partition": Given(what="names")},
-        r"names is an array of <U1 \(1,\); expected one",
+        r"names is an array of <U1 \(1,\); expected an",
     ),
     "one name": ({"partition": Given(what="one name")}, r"names: a is the name of several clients"),
     "loaded, fewer inputs": (
@@ -718,7 +751,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "loaded, list": ({"data": Loaded(what="list")}, r"y_train is a list; expected an array of integers"),
     "loaded, features": (
         {"data": Loaded(what="features")},
-        r"x_train is float32 \(6,\) a sample, x_test float32 \(4,\); they must be equal",
+        r"of x_train are floats of shape \(6,\), those of x_test floats of shape \(4,\); they must be equal",
     ),
     "loaded, NaN": ({"data": Loaded(what="NaN")}, r"x_train holds NaN or infinity; every value must be"),
     "loaded, empty": ({"data": Loaded(what="empty")}, r"bad_loaded: load: x_test has no samples"),
@@ -802,6 +835,21 @@ def test_ordinary_names_mixins_and_constructors_with_settings_are_taken() -> Non
 
     check_methods(Mine, Algorithm)
     check_methods(Masked, LocalObjective)
+
+
+def test_own_data_that_are_unusual_are_taken(tmp_path: Path, forgotten_parts: None) -> None:
+    """Texts of one topic, floats of two widths, signs as an embedding, a partition that counts for itself."""
+
+    rest = {
+        "rounds": 1,
+        "execution": {"backend": "inline"},
+        "output": {"root": str(tmp_path), "report": False, "tensorboard": False},
+    }
+    iid = {"name": "iid", "clients": 4}
+    rayfl.run({"partition": iid, "model": {"name": "lstm"}, **rest}, data=Unusual())
+    rayfl.run({"model": "linear", **rest}, data=Widths(), partition=Counts())
+    clustering = {**CENTROIDS, "embedding": Signs()}
+    rayfl.run({"partition": iid, "algorithm": "pacfl", "clustering": clustering, **rest})
 
 
 def test_reports_that_are_missing_are_missing_keys() -> None:

@@ -94,8 +94,12 @@ def test_a_stopped_run_that_ends_there_is_tested_as_one_of_so_many_rounds(
     assert_same(whole, ended)
     for name in whole.summary.keys() - {"seconds"}:
         assert ended.summary[name] == whole.summary[name], name
-    again = rayfl.resume(ended.path)
-    assert_same(whole, again)
+    saved = Checkpoint.load(checkpoints(ended.path / "checkpoints")[-1])
+    assert [row["round"] for row in saved.tables["rounds"]] == [0, 1, 2]
+    assert_same(whole, rayfl.resume(ended.path))  # by its checkpoint, in which the amended rows are
+    first, second = (rayfl.resume(result.path, ["rounds=5"]) for result in (whole, ended))
+    assert_same(first, second)
+    assert_same(second, rayfl.resume(second.path, ["rounds=5"]))
 
 
 def test_a_stop_in_that_test_leaves_a_run_to_resume(
@@ -112,6 +116,42 @@ def test_a_stop_in_that_test_leaves_a_run_to_resume(
         with pytest.raises(Interrupted):
             rayfl.resume(path, ["rounds=3"])
     assert_same(rayfl.run({**config, "rounds": 3}), rayfl.resume(path, ["rounds=3"]))
+
+
+def test_a_stop_after_that_test_does_not_repeat_it(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def served(self: Any, setup: Any, state: Any, clients: Any) -> Any:
+        clients.samples_by_model(setup.present, "train")
+        return state.assignment
+
+    monkeypatch.setattr(Algorithm, "tested_with", served)
+    config = {**settings, "rounds": 8, "evaluation": {"every": 4, "finetune_epochs": 1}}
+    path, notes = stopped(config, 3), []
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rayfl.servers.testing.adapt", interrupted)
+        with pytest.raises(Interrupted):
+            rayfl.resume(path, ["rounds=3"])
+    ended = rayfl.resume(path, ["rounds=3"], on_event=notes.append)
+    assert not any("testing all clients" in getattr(event, "text", "") for event in notes)
+    assert_same(rayfl.run({**config, "rounds": 3}), ended)
+
+
+def test_newcomers_after_the_last_round_account_for_what_they_send(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def served(self: Any, setup: Any, state: Any, clients: Any) -> Any:
+        clients.samples_by_model(setup.present, "train")
+        return state.assignment
+
+    events = [{"name": "join", "round": 3, "clients": 2}]
+    without = rayfl.run({**settings, "events": events}).summary["newcomers_bytes_up"]
+    monkeypatch.setattr(Algorithm, "tested_with", served)
+    assert rayfl.run({**settings, "events": events}).summary["newcomers_bytes_up"] == without + 4 * 9
 
 
 def test_what_is_sent_after_training_counts_for_its_round_and_once(
