@@ -889,7 +889,7 @@ class Driver:
         joined = self.algorithm.join(self.setup, state, newcomers, clients)
         state = self._adopt(state, hooks.moved(self.algorithm, "join", joined, state.models), after=True)
         last_round, epochs = self._last_round(state), self.config.evaluation.finetune_epochs
-        models = self._tested_with(state, clients)
+        models = self._tested_with(state, self._queries(state, account=transfers.append))
         tests: dict[Tested, Scores] = {"served": self._scores(state, last_round, newcomers, models)}
         if epochs:
             tests["finetuned"] = self._scores(state, last_round, newcomers, models, epochs)
