@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -223,6 +224,14 @@ def ray_cluster() -> Iterator[None]:
         )
     yield
     ray.shutdown()
+
+
+@pytest.fixture
+def hearing_the_terminal() -> Iterator[None]:
+    """SIGHUP is not ignored, as in tests that ``nohup`` has started."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
