@@ -701,7 +701,10 @@ def newcomers(
     from rayfl.rundir import RunDirectory
 
     folder = RunDirectory.open(path).path
-    frame = assign_newcomers(folder, data, epochs, local_epochs, Owners(column, test_fraction))
+    of_whom = Owners(column, test_fraction)
+    frame = assign_newcomers(
+        folder, data, epochs, local_epochs, of_whom, lambda text: _say(f"warning: {text}")
+    )
     lines = [[name.replace("_", " ") for name in frame.columns]]
     for row in frame.head(20).itertuples(index=False):
         lines.append([f"{v:.3g}" if isinstance(v, float) else escape(str(v)) for v in row])

@@ -310,9 +310,8 @@ class Remote:
             {name: entry.size for name, entry in self._entries().items()},
             _published_stamps(folder),
         )
-        if (folder / _LEASE).is_file() and _is_lost(
-            (folder / _LEASE).read_text(encoding="utf-8"), remote_sizes
-        ):
+        note = folder / _LEASE
+        if note.is_file() and _is_lost(note.read_text(encoding="utf-8"), remote_sizes):
             raise Held(f"{self}: another process has resumed this run, because this one did not respond")
         for name in [name for name in remote_sizes if name.startswith(f"{_LEASE}/")]:
             del remote_sizes[name]

@@ -227,8 +227,8 @@ def ray_cluster() -> Iterator[None]:
 
 
 @pytest.fixture
-def hearing_the_terminal() -> Iterator[None]:
-    """SIGHUP is not ignored, as in tests that ``nohup`` has started."""
+def default_hangup() -> Iterator[None]:
+    """SIGHUP has its default effect, even if these tests were started by ``nohup``, which ignores it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -432,7 +432,8 @@ def _sampled(sampling: Sampling, candidates: Candidates) -> NDArray[np.int64]:
         raise ConfigError(where, f"returned {type_of(chosen)}", "expected an array of ids (n,)")
     if not len(chosen):
         raise ConfigError(where, "returned nobody", "expected at least one client")
-    absent = np.setdiff1d(chosen, candidates.ids)
+    places = np.searchsorted(candidates.ids, chosen).clip(max=len(candidates.ids) - 1)
+    absent = chosen[candidates.ids[places] != chosen]
     if len(absent):
         raise ConfigError(where, f"there is no client {absent[0]} now", "choose from candidates.ids")
     ids, counts = np.unique(chosen, return_counts=True)

@@ -30,7 +30,7 @@ from rayfl.runtime.inline import InlineBackend
 from rayfl.sampling.uniform import Uniform
 from rayfl.servers import building, hooks, testing
 from rayfl.servers.building import servers_of, setup_of, stage_of
-from rayfl.servers.checkpoint import Checkpoint
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.queries import ClientQueries
 from rayfl.servers.records import shares_of
 from rayfl.servers.rounds import Round
@@ -67,6 +67,7 @@ def assign_newcomers(
     epochs: int = 5,
     local_epochs: int | None = None,
     owners: Owners = Owners(),
+    say: Callable[[str], None] = warnings.warn,
 ) -> pd.DataFrame:
     """Assign newcomers to the clusters of a finished or stopped run; fine-tune and test them.
 
@@ -81,6 +82,7 @@ def assign_newcomers(
         local_epochs: of training alone; 0 for none. By default as many as a client of the run has had on
             average.
         owners: how the samples of a table or folder are divided among newcomers.
+        say: called with a line for each damaged checkpoint; an older one is used then.
 
     Returns:
         One row per newcomer. The table is written to ``newcomers.csv`` in the run directory:
@@ -108,15 +110,16 @@ def assign_newcomers(
     """
     directory = RunDirectory.open(path)
     config = directory.config
+    if not checkpoints(directory.path / "checkpoints"):  # before the data are read
+        raise directory.without_checkpoint()
     stages, host = building.build(config, directory.scaling)
     directory.verify(stages)
     setup = setup_of(config, stages[0].federation, host.spec)
     kind = type(config.algorithm.begin(setup))
-    saved, notes = Checkpoint.newest(directory.path / "checkpoints", kind, keep=True)
-    if saved is None:
-        raise directory.without_checkpoint()
+    saved, notes = Checkpoint.newest(directory.path / "checkpoints", kind, reading=True)
+    assert saved is not None, "there are checkpoints"
     for note in notes:
-        warnings.warn(note, stacklevel=2)
+        say(note)
     # A run that was stopped has not reached all of its events.
     stages = stages[: stage_of(stages, saved.state.round - 1) + 1]
     new = read_newcomers(config, stages[0].federation.samples, data, owners)

@@ -58,11 +58,12 @@ def assigned_by(partition: Partition, samples: Samples, seed: int) -> Assignment
         if len(lists) != count:
             raise DataError(f"{where}: {part} has {len(lists)} lists for {count} clients; give each one")
         _check_ids(lists, total, f"{where}: {part}")
-    if not Ragged.of(assignment.clients).sizes.all():
-        client = int(np.argmin(Ragged.of(assignment.clients).sizes))
+    assigned = Ragged.of(assignment.clients)
+    if not assigned.sizes.all():
+        client = int(np.argmin(assigned.sizes))
         raise DataError(f"{where}: client {client} has no training sample")
     _check_of_clients(assignment, where)
-    taken = Ragged.of(assignment.clients).values
+    taken = assigned.values
     if len(np.unique(taken)) < len(taken):
         ids, counts = np.unique(taken, return_counts=True)
         raise DataError(f"{where}: training sample {ids[counts.argmax()]} is given out twice")

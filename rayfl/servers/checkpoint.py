@@ -291,7 +291,7 @@ class Checkpoint:
 
     @classmethod
     def newest(
-        cls, folder: Path, kind: type[ServerState] | None = None, keep: bool = False
+        cls, folder: Path, kind: type[ServerState] | None = None, reading: bool = False
     ) -> tuple[Checkpoint | None, list[str]]:
         """The newest sound checkpoint, if there is one, and a line about each damaged later one.
 
@@ -300,8 +300,8 @@ class Checkpoint:
         Args:
             folder: of the checkpoints.
             kind: as for :meth:`load`.
-            keep: for readers, who do not hold the run's lock: rename nothing, and read a checkpoint that is
-                replaced meanwhile again.
+            reading: for those who do not hold the run's lock: rename nothing, and read a checkpoint again
+                that is replaced meanwhile.
 
         Raises:
             Damaged: if there are checkpoints, but none is sound.
@@ -312,18 +312,18 @@ class Checkpoint:
         paths = checkpoints(folder)
         for path in reversed(paths):
             try:
-                checkpoint = cls._load_settled(path, kind) if keep else cls.load(path, kind)
+                checkpoint = cls._load_settled(path, kind) if reading else cls.load(path, kind)
             except Damaged as error:
                 errors.append(error)
                 damaged_paths.append(path)
                 continue
-            for damaged_path in () if keep else damaged_paths:
+            for damaged_path in () if reading else damaged_paths:
                 aside = damaged_path.with_name(f"damaged-{damaged_path.name.rstrip('~')}")
                 files.remove(aside)
                 files.rename(damaged_path, aside)
             return checkpoint, [f"{error}: going back to {path.name}" for error in errors]
-        if errors and keep and checkpoints(folder) != paths:  # others have taken their place
-            return cls.newest(folder, kind, keep)
+        if errors and reading and checkpoints(folder) != paths:  # others have taken their place
+            return cls.newest(folder, kind, reading)
         if errors:
             remedy = f"no checkpoint is sound; start again with: rayfl run {folder.parent / 'config.yaml'}"
             raise Damaged(f"{errors[0]}; {remedy}")

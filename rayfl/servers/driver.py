@@ -321,7 +321,7 @@ class Driver:
     def _resume(self, reading: bool = False) -> ServerState | None:
         """The state of the newest checkpoint; with ``reading``, nothing on the disk is changed."""
         kind = type(hooks.begin(self.algorithm, self.setup))
-        saved, notes = Checkpoint.newest(self.run_dir.path / "checkpoints", kind, keep=reading)
+        saved, notes = Checkpoint.newest(self.run_dir.path / "checkpoints", kind, reading)
         for text in notes:
             self.emit(Note(text))
         if saved is None:

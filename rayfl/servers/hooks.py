@@ -168,9 +168,7 @@ def _check_models(where: str, name: str, values: Any, count: int) -> None:
         raise ConfigError(
             where, f"{name} is {type_of(values)}", "expected the numbers of models, as integers"
         )
-    if numbers.size and not (numbers.min() >= 0 and numbers.max() < count):
-        wrong = numbers.min() if numbers.min() < 0 else numbers.max()
-        raise ConfigError(where, f"{name} holds {wrong}", f"expected 0 to {count - 1}")
+    _check_below(where, name, numbers, count)
 
 
 def work(algorithm: Algorithm[Any], setup: Setup, state: Any) -> LocalWork:
@@ -321,6 +319,11 @@ def _check_integers(where: str, name: str, values: Any, count: int | None, below
         raise ConfigError(where, f"{name} is {type_of(values)}", "expected integers, one for each client")
     if count is not None and len(values) != count:
         raise ConfigError(where, f"{name} has {len(values)} entries for {count} clients", "give one for each")
-    if len(values) and not (values.min() >= 0 and values.max() < below):
-        wrong = values.min() if values.min() < 0 else values.max()
+    _check_below(where, name, values, below)
+
+
+def _check_below(where: str, name: str, numbers: NDArray[np.integer], below: int) -> None:
+    """Check that integers lie between 0 and ``below - 1``."""
+    if len(numbers) and not (numbers.min() >= 0 and numbers.max() < below):
+        wrong = numbers.min() if numbers.min() < 0 else numbers.max()
         raise ConfigError(where, f"{name} holds {wrong}", f"expected 0 to {below - 1}")

@@ -529,19 +529,6 @@ class Records:
         """The rows of a round in the tables that :meth:`amend` changes."""
         return {name: [row for row in getattr(self, name) if row["round"] == number] for name in _AMENDED}
 
-    def _put_in_round(
-        self, number: int, tables: Mapping[str, list[dict[str, Any]]], new: Mapping[str, list[dict[str, Any]]]
-    ) -> dict[str, list[dict[str, Any]]]:
-        """Tables with other rows of a round."""
-        return {
-            name: [
-                *(row for row in tables[name] if row["round"] < number),
-                *new[name],
-                *(row for row in tables[name] if row["round"] > number),
-            ]
-            for name in _AMENDED
-        }
-
     @property
     def _last_round(self) -> int | None:
         """The last round in the files; None if there is none yet."""
@@ -735,7 +722,7 @@ class Records:
         }
         amended = {str(number): self._of_round(number) for number in self._first_written}
         for number, rows in self._first_written.items():  # the files of these tables only grow
-            grown = self._put_in_round(number, grown, rows)
+            grown = _with_round(number, grown, rows)
         tables = {
             **grown,
             **({"amended": amended} if amended else {}),
@@ -761,7 +748,7 @@ class Records:
             number = int(text)
             self._first_written[number] = self._of_round(number)
             current = {name: getattr(self, name) for name in _AMENDED}
-            for name, changed in self._put_in_round(number, current, rows).items():
+            for name, changed in _with_round(number, current, rows).items():
                 setattr(self, name, changed)
         self.ledger = Ledger().add(*(Transfer(**row) for row in tables["communication"]))
 
@@ -771,6 +758,20 @@ _AMENDED = ("rounds", "groups", "timeline")
 
 _SELECTED = {"round", "when", "labels", "n_clusters", "ari"}
 """What ``clusters.json`` says of clients that have chosen their models."""
+
+
+def _with_round(
+    number: int, tables: Mapping[str, list[dict[str, Any]]], new: Mapping[str, list[dict[str, Any]]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Tables with other rows of a round."""
+    return {
+        name: [
+            *(row for row in tables[name] if row["round"] < number),
+            *new[name],
+            *(row for row in tables[name] if row["round"] > number),
+        ]
+        for name in _AMENDED
+    }
 
 
 def shares_of(served: Served | None) -> dict[str, NDArray[Any]]:

@@ -368,6 +368,22 @@ def test_the_fit_by_hand() -> None:
     assert by_means.far.tolist() == [True]
 
 
+def test_of_a_damaged_checkpoint_the_one_before_is_used(finished: Any, tmp_path: Path) -> None:
+    result, path = finished(**METHODS["pacfl"]), write(tmp_path / "new.npz", GROUPS)
+    *_, before, newest = checkpoints(result.path / "checkpoints")
+    whole = shutil.copytree(result.path, tmp_path / result.path.name)
+    shutil.rmtree(whole / "checkpoints" / newest.name)
+    state = newest / "state.json"
+    state.write_bytes(state.read_bytes()[:-9])
+    said: list[str] = []
+    found = assign_newcomers(result.path, path, epochs=0, say=said.append)
+    pd.testing.assert_frame_equal(found, assign_newcomers(whole, path, epochs=0))
+    assert [line.endswith(f"going back to {before.name}") for line in said] == [True]
+    assert newest.is_dir()
+    shown = CliRunner().invoke(app, ["newcomers", str(result.path), str(path), "--epochs", "0"]).output
+    assert "warning: " in shown
+
+
 def test_the_global_model_and_training_alone(finished: Any, tmp_path: Path) -> None:
     """By hand: the mean of three clusters' models by their samples, and plain SGD from w_0."""
     result = finished(**METHODS["pacfl"])

@@ -393,7 +393,7 @@ def test_interrupted_on_ray_and_resumed_inline(settings: dict[str, Any], tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("hearing_the_terminal")
+@pytest.mark.usefixtures("default_hangup")
 @pytest.mark.parametrize("how", ["hangup", "closed output"])
 def test_a_run_whose_terminal_goes_away_leaves_a_checkpoint(
     how: str, settings: dict[str, Any], tmp_path: Path

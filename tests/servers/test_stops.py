@@ -315,12 +315,12 @@ def test_who_only_reads_renames_no_checkpoint(
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_manifest", replacing)
-        found, notes = Checkpoint.newest(folder, keep=True)
+        found, notes = Checkpoint.newest(folder, reading=True)
     assert found is not None
     assert (found.tables["seconds"], notes) == (later.tables["seconds"], [])
     state = newest / "state.json"
     state.write_bytes(state.read_bytes()[:-9])
-    found, notes = Checkpoint.newest(folder, keep=True)
+    found, notes = Checkpoint.newest(folder, reading=True)
     assert found is not None
     assert found.state.round == 2
     assert len(notes) == 1

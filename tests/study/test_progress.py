@@ -101,7 +101,7 @@ def test_a_closed_output_stops_the_stage(
         assert later.path.exists()  # no further stage runs
 
 
-@pytest.mark.usefixtures("hearing_the_terminal")
+@pytest.mark.usefixtures("default_hangup")
 def test_a_signal_stops_a_study_whose_terminal_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """After SIGHUP nothing can be written to it."""
 
