@@ -351,22 +351,30 @@ def test_who_fetches_a_run_waits_for_who_fetches_it(
     assert (folder / "summary.json").is_file()
 
 
+@pytest.mark.parametrize("at", [0, 1])
 def test_a_full_staging_disk_is_told_and_publishing_tried_again(
-    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: int, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room, notes = [True], []
+    """When the record of what is published is written before the first change, and after the last."""
+    full, opened, notes = [False], [], []
+    usual = Path.open
 
-    def full(action: str, path: Path) -> None:
-        if ".published.json" in path.name and not room[0]:
-            raise OSError(errno.ENOSPC, "No space left on device")
+    def open_if_there_is_room(path: Path, mode: str = "r", *given: Any, **named: Any) -> Any:
+        if ".published.json" in path.name and "w" in mode:
+            opened.append(path)
+            if full[0] and len(opened) == at + 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        return usual(path, mode, *given, **named)
 
     def note(event: RunEvent) -> None:
         if isinstance(event, RoundDone):
-            room[0] = event.round > 1
+            full[0] = event.round < 2
+        if isinstance(event, CheckpointSaved):  # publishing begins
+            opened.clear()
         if isinstance(event, Note) and "No space" in event.text:
             notes.append(event.text)
 
-    monkeypatch.setattr(files, "watch", full)
+    monkeypatch.setattr(Path, "open", open_if_there_is_room)
     result = rayfl.run(elsewhere(settings, f"file://{tmp_path}/there"), on_event=note)
     assert len(notes) == 2
     assert all(text.endswith("it is tried again after the next checkpoint") for text in notes)
@@ -543,8 +551,11 @@ def test_what_is_being_replaced_is_no_staging_folder(
     Remote(root, name).fetch(folder)
     (folder / "summary.json").unlink()
     removed = []
-    remove = files.remove
+    remove, listed = files.remove, Path.iterdir
     monkeypatch.setattr(files, "remove", lambda path: removed.append(path.name) or remove(path))
+    monkeypatch.setattr(
+        Path, "iterdir", lambda path: iter(sorted(listed(path), key=lambda each: each.name == ".remote"))
+    )
     Remote(root, name).fetch(folder)
     assert removed[0] == ".remote"
     assert (folder / "summary.json").is_file()
