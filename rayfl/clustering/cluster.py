@@ -199,6 +199,7 @@ def cluster_signatures(
     groups: NDArray[np.integer] | None = None,
     seed: int = 0,
     clients: int | None = None,
+    ids: NDArray[np.integer] | None = None,
 ) -> Clusters:
     """Group N clients.
 
@@ -209,6 +210,7 @@ def cluster_signatures(
         groups: true groups ``(N,)`` if known.
         seed: the run's seed, for random groupings.
         clients: N; needed only if there are neither signatures nor groups.
+        ids: the clients' ids ``(N,)``, for messages; None: they are numbered from 0.
 
     Raises:
         RayflError: if the distances do not fit in memory.
@@ -239,10 +241,11 @@ def cluster_signatures(
         return from_distances(clustering, distances, groups, start)
     if len(signatures) != clients:
         raise DataError(f"got {len(signatures)} signatures of {clients} clients; expected one of each")
-    signatures = embed(clustering, signatures, seed)
+    ids = np.arange(clients) if ids is None else ids
+    signatures = embed(clustering, signatures, seed, ids)
     vectors = clustering.signature.vectors
-    starts = range(0, clients, BLOCK)
-    blocks = [pack(measure, signatures[first : first + BLOCK], first, vectors) for first in starts]
+    cuts = [slice(first, first + BLOCK) for first in range(0, clients, BLOCK)]
+    blocks = [pack(measure, signatures[cut], ids[cut], vectors) for cut in cuts]
     if clients <= clustering.exact_up_to:
         return from_distances(clustering, condensed_blocks(measure, blocks, precise), groups, start)
     sampled = two_stage.sample(clients, clustering.exact_up_to, seed)
@@ -311,9 +314,14 @@ def refuse(clustering: Clustering, clients: int, exchanged: bool = False) -> Non
 
 
 def embed(
-    clustering: Clustering, signatures: Sequence[NDArray[np.floating]], seed: int
+    clustering: Clustering,
+    signatures: Sequence[NDArray[np.floating]],
+    seed: int,
+    ids: NDArray[np.integer],
 ) -> Sequence[NDArray[np.floating]]:
-    """Map all signatures, each ``(k_i, d)``, to the space in which they are compared, each ``(k_i, u)``."""
+    """Map the signatures of clients ``ids`` ``(n,)``, each ``(k_i, d)``, to the space in which they are
+    compared, each ``(k_i, u)``.
+    """
     part = clustering.embedding
     embedded: Any = part.embed(signatures, key(seed, "embedding"))
     if is_own(part):
@@ -324,9 +332,9 @@ def embed(
     if len(embedded) != len(signatures):
         what = f"returned {len(embedded)} signatures of {len(signatures)} clients"
         raise ConfigError(where, what, "expected one of each")
-    for place, each in enumerate(embedded):
+    for client, each in zip(ids.tolist(), embedded, strict=True):
         if not isinstance(each, np.ndarray) or each.dtype.kind not in "fiub" or not np.isfinite(each).all():
-            what = f"returned {type_of(each)} for signature {place}"
+            what = f"returned {type_of(each)} for the signature of client {client}"
             raise ConfigError(where, what, "expected finite numbers (k_i, u)")
     return cast("Sequence[NDArray[np.floating]]", embedded)
 

@@ -103,7 +103,10 @@ class Block:
 
 
 def pack(
-    proximity: str, signatures: Sequence[NDArray[np.floating]], first: int = 0, vectors: int | None = None
+    proximity: str,
+    signatures: Sequence[NDArray[np.floating]],
+    ids: NDArray[np.integer] | None = None,
+    vectors: int | None = None,
 ) -> Block:
     """Concatenate signatures.
 
@@ -112,37 +115,36 @@ def pack(
             (arrays of one shape; histograms ``(c_i,)`` are padded with zeros), or of ``POINTS`` (points
             ``(k_i, D)``, ``k_i`` may differ).
         signatures: one per client.
-        first: the first client's id, for messages.
+        ids: the clients' ids ``(n,)``, for messages; None: they are numbered from 0.
         vectors: :attr:`rayfl.signatures.base.Signature.vectors`.
 
     Raises:
         ConfigError: if the proximity is unknown or compares no signatures (``relevance``).
         DataError: if the signatures do not fit the proximity or one another.
     """
+    named = list(zip(range(len(signatures)) if ids is None else ids.tolist(), signatures, strict=True))
     if proximity in VECTOR_DISTANCES:
-        rows = _signature_rows(signatures, first)
+        rows = _signature_rows(named)
         return Block(len(rows), ((np.arange(len(rows)), rows[None]),))
     if proximity == RELEVANCE:
         raise ConfigError("clustering.proximity", "relevance compares relations, not signatures", "")
     if proximity in POINTS:
-        _check_points(proximity, signatures, first)
+        _check_points(proximity, named)
         return Block(len(signatures), _parts_by_count([points.T for points in signatures]))
     if proximity not in ANGLES:
         raise ConfigError(
             "clustering.proximity", f"no proximity {proximity!r}", nearest(proximity, PROXIMITIES)
         )
-    for place, signature in enumerate(signatures):
+    for client, signature in named:
         if signature.ndim != 2 or signature.shape[1] == 0:
-            raise DataError(
-                f"client {first + place}: {proximity} needs a signature (D, p), not {signature.shape}"
-            )
+            raise DataError(f"client {client}: {proximity} needs a signature (D, p), not {signature.shape}")
         if signature.shape[0] != signatures[0].shape[0]:
             raise DataError(
-                f"client {first + place}: its signature has {signature.shape[0]} features, "
-                f"client {first}'s has {signatures[0].shape[0]}; all must have equally many"
+                f"client {client}: its signature has {signature.shape[0]} features, "
+                f"client {named[0][0]}'s has {signatures[0].shape[0]}; all must have equally many"
             )
         if not np.isfinite(signature).all():
-            raise DataError(f"client {first + place}: its signature holds NaN or infinity")
+            raise DataError(f"client {client}: its signature holds NaN or infinity")
     if proximity == "principal_angle":
         with one_thread():
             signatures = [_orthonormal_basis(signature) for signature in signatures]
@@ -250,7 +252,8 @@ def condensed_distances(
         ConfigError, DataError: as :func:`pack`.
     """
     starts = range(0, len(signatures), block)
-    blocks = [pack(proximity, signatures[start : start + block], start, vectors) for start in starts]
+    ids = np.arange(len(signatures))
+    blocks = [pack(proximity, signatures[i : i + block], ids[i : i + block], vectors) for i in starts]
     return condensed_blocks(proximity, blocks, precise)
 
 
@@ -465,22 +468,24 @@ def _unit_vectors(vectors: Any) -> Any:
     return vectors / np.where(length > 0, length, 1)
 
 
-def _check_points(proximity: str, signatures: Sequence[NDArray[np.floating]], first: int) -> None:
-    for client, points in enumerate(signatures, first):
+def _check_points(proximity: str, named: Sequence[tuple[int, NDArray[np.floating]]]) -> None:
+    for client, points in named:
         if points.ndim != 2 or len(points) == 0 or not np.isfinite(points).all():
             raise DataError(
                 f"client {client}: {proximity} needs finite points (k, D), not an array {points.shape}"
             )
-        if points.shape[1] != signatures[0].shape[1]:
+        first, of_first = named[0]
+        if points.shape[1] != of_first.shape[1]:
             raise DataError(
                 f"client {client}: its points have {points.shape[1]} features, client {first}'s have "
-                f"{signatures[0].shape[1]}; all must have equally many"
+                f"{of_first.shape[1]}; all must have equally many"
             )
 
 
-def _signature_rows(signatures: Sequence[NDArray[np.floating]], first: int) -> Distances:
+def _signature_rows(named: Sequence[tuple[int, NDArray[np.floating]]]) -> Distances:
     """Signatures as rows; one-dimensional ones of different lengths are padded with zeros."""
-    for client, signature in enumerate(signatures, first):
+    signatures = [signature for _, signature in named]
+    for client, signature in named:
         if not (np.isfinite(signature).all() and signature.any()):
             raise DataError(f"client {client}: its signature is zero or not finite")
     shapes = {signature.shape for signature in signatures}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -210,12 +211,13 @@ class RunFiles:
         """The clusterings of the run in time, from ``clusters.json``."""
         return [entry for entry in self.clusters.get("timeline") or [] if isinstance(entry, dict)]
 
+    @functools.cached_property
     def evaluated(self) -> pd.DataFrame:
         """The rounds with an evaluation, numeric."""
         tests = [name for name in ("accuracy_mean", "loss_mean") if name in self.rounds]
         if "round" not in self.rounds or "accuracy_mean" not in tests:
             return pd.DataFrame()
-        frame: pd.DataFrame = self.rounds.apply(pd.to_numeric, errors="coerce")
+        frame = numeric(self.rounds)
         tested: pd.DataFrame = frame[frame[tests].notna().any(axis=1)]
         return tested.sort_values("round").reset_index(drop=True)
 
@@ -225,7 +227,7 @@ class RunFiles:
         Rounds in which only some clients were tested are estimates; before an event other clients were
         tested, or on other data.
         """
-        frame: pd.DataFrame = self.evaluated()
+        frame: pd.DataFrame = self.evaluated
         if "estimated_from" in frame:
             frame = frame[frame["estimated_from"].isna()]
         if "stage" in frame and len(frame):
@@ -259,7 +261,7 @@ class RunFiles:
             "clients": len(self.clients) or None,
             "rounds": len(self.rounds) or None,
         }
-        evaluated = self.evaluated()
+        evaluated = self.evaluated
         for name in (*METRIC_COLUMNS, *_OPTIONAL_METRICS, *(f"{measure}_mean" for measure in self.measures)):
             row[name] = _number(evaluated[name].iloc[-1]) if name in evaluated and len(evaluated) else None
         row["last_round"] = row["accuracy_mean_max"] = row["max_round"] = None
@@ -306,6 +308,14 @@ class RunFiles:
             return int(ledger.loc[ledger["direction"] == direction, "bytes"].sum())
         values = numbers(self.rounds, f"bytes_{direction}")
         return None if values is None else int(np.nansum(values))
+
+
+def numeric(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table of numbers, NaN for what is none; columns of numbers are taken as they are."""
+    table = frame.copy()
+    for name in frame.select_dtypes(exclude="number"):
+        table[name] = pd.to_numeric(frame[name], errors="coerce")
+    return table
 
 
 def numbers(frame: pd.DataFrame, column: str) -> NDArray[np.float64] | None:

@@ -33,7 +33,7 @@ from rayfl.report.charts import (
     spaced,
     steps,
 )
-from rayfl.report.files import RunFiles, Value, numbers
+from rayfl.report.files import RunFiles, Value, numbers, numeric
 from rayfl.report.page import Chart, Column, Data, Page, Section, Table, formatted, rounded, significant
 from rayfl.units import UNKNOWN, counted, duration, number, percent, size, uncertain
 
@@ -243,7 +243,7 @@ def line_of(run: RunFiles, name: str) -> Line:
     """
     if "round" not in run.rounds:
         return Line(name, {"round": []})
-    rounds: pd.DataFrame = run.rounds.apply(pd.to_numeric, errors="coerce")
+    rounds = numeric(run.rounds)
     wanted = [n for metric in METRICS for n in (metric.column, metric.low, metric.high) if n in rounds]
     wanted = [name for name in wanted if name != "clusters" or run.clustered]
     ledger = run.communication
@@ -291,7 +291,7 @@ def _over_rounds(run: RunFiles, headline: Mapping[str, Value]) -> Section | None
     if not metrics:
         return None
     note = "Each client is tested on its own test samples with the model that it would use."
-    counts = numbers(run.evaluated(), "estimated_from")
+    counts = numbers(run.evaluated, "estimated_from")
     if counts is not None:
         note += (
             f" Hollow points are estimates from {np.nanmin(counts):,.0f} clients that represent all; none of "
@@ -312,7 +312,7 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
     if last.empty:
         return None
     name = "planted group" if kind == "group" else "cluster"
-    evaluated = run.evaluated()
+    evaluated = run.evaluated
     inside, apart = (numbers(evaluated, f"{kind}_var_{part}") for part in ("within", "between"))
     note = f"Means over the clients of each {name}."
     if inside is not None and apart is not None:
@@ -345,7 +345,7 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
     )
     charts = []
     if len(last) <= MOST_LINES:
-        of_kind = run.groups[run.groups["kind"] == kind].apply(pd.to_numeric, errors="coerce")
+        of_kind = numeric(run.groups[run.groups["kind"] == kind])
         lines = []
         for i in pd.to_numeric(last["id"], errors="coerce").tolist():
             rows = of_kind[of_kind["id"] == i]

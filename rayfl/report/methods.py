@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rayfl.errors import RayflError
 from rayfl.report.charts import pareto_front
 from rayfl.report.figures import LIGHT, Picture
+from rayfl.report.files import numeric
 from rayfl.statistics import Interval, mean_interval
 from rayfl.units import byte_unit
 
@@ -139,7 +140,7 @@ def averaged(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     tables, needed = [], ["round", "accuracy_mean", "bytes_up", "bytes_down"]
     for frame in frames:
         if set(needed) <= set(frame.columns):
-            table = frame[needed].apply(pd.to_numeric, errors="coerce")
+            table = numeric(frame[needed])
             table["sent"] = (table["bytes_up"] + table["bytes_down"]).cumsum()
             tables.append(table.dropna(subset=["round", "accuracy_mean"]))
     rows = []

@@ -287,6 +287,16 @@ def plain(value: Any) -> Any:
     return value
 
 
+@cache
+def _template() -> jinja2.Template:
+    """Compiled once a process: that takes as long as filling it."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    return environment.get_template("page.html")
+
+
 class _Writer:
     """Numbers the charts and tables of a page, and collects their data."""
 
@@ -296,12 +306,7 @@ class _Writer:
         self.tables: list[dict[str, Any]] = []
 
     def text(self) -> str:
-        folder = Path(__file__).parent
-        environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-            undefined=jinja2.StrictUndefined,
-        )  # fmt: skip
-        body = environment.get_template("page.html").render(
+        body = _template().render(
             page=self.page,
             chart=self._chart,
             table=self._table,

@@ -10,7 +10,7 @@ import pandas as pd
 from rayfl.errors import RayflError
 from rayfl.report import figures, maps
 from rayfl.report.figures import Picture, picture
-from rayfl.report.files import RunFiles, numbers
+from rayfl.report.files import RunFiles, numbers, numeric
 
 
 class Plots:
@@ -25,16 +25,16 @@ class Plots:
 
     def accuracy(self) -> Picture:
         """Mean accuracy over rounds, in a band from the worst to the best 10 % of clients."""
-        evaluated = self._run.evaluated()
+        evaluated = self._run.evaluated
         self._require(not evaluated.empty, "evaluation")
         return picture(figures.accuracy_over_rounds(_rounds_from_one(evaluated)))
 
     def loss(self) -> Picture:
         """Training loss of the participants and test loss of all clients over rounds."""
         self._require("round" in self._run.rounds, "round")
-        rounds = self._run.rounds.apply(pd.to_numeric, errors="coerce")
+        rounds = numeric(self._run.rounds)
         return picture(
-            figures.loss_over_rounds(_rounds_from_one(rounds), _rounds_from_one(self._run.evaluated()))
+            figures.loss_over_rounds(_rounds_from_one(rounds), _rounds_from_one(self._run.evaluated))
         )
 
     def clients(self) -> Picture:

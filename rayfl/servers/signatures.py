@@ -119,15 +119,15 @@ class Grouping:
 
     Attributes:
         clustering: the settings.
-        clients: number of clients.
-        groups: their planted groups ``(clients,)``, if known.
+        clients: ids ``(n,)``, ascending.
+        groups: their planted groups ``(n,)``, if known.
         seed: the run's seed.
         keep_distances: whether to return the distances and the tree too, if there are few enough clients.
         map: how to make the map that otherwise replaces the distances.
     """
 
     clustering: Clustering
-    clients: int
+    clients: NDArray[np.int64]
     groups: NDArray[np.int64] | None
     seed: int
     keep_distances: bool = False
@@ -150,7 +150,7 @@ def cluster_blocks(backend: Backend, grouping: Grouping, blocks: Sequence[Ref], 
     Returns:
         The :class:`~rayfl.clustering.cluster.Clusters`, by reference.
     """
-    clustering, n = grouping.clustering, grouping.clients
+    clustering, n = grouping.clustering, len(grouping.clients)
     if n <= TILE or not clustering.needs_signatures:
         return backend.call(_cluster_at_once, grouping, *blocks)
     if clustering.embedding.name != "none":  # one task reads all of them; its result is small
@@ -159,8 +159,8 @@ def cluster_blocks(backend: Backend, grouping: Grouping, blocks: Sequence[Ref], 
     for start in range(0, n, TILE):
         first, last = start // size, -(-min(start + TILE, n) // size)
         skipped = start - first * size
-        part = slice(skipped, skipped + TILE)
-        tasks.append(Task.calling(_pack, clustering, start, part, *blocks[first:last]))
+        ids = grouping.clients[start : start + TILE]
+        tasks.append(Task.calling(_pack, clustering, ids, skipped, *blocks[first:last]))
     packed = _call_all(backend, tasks)
     if n <= clustering.exact_up_to:
         return _cluster_tiles(backend, grouping, packed)
@@ -229,25 +229,29 @@ def _make_clusters(
     signatures: Sequence[NDArray[np.float32]],
     relations: Sequence[NDArray[np.float64]] | None = None,
 ) -> Clusters:
+    ids = grouping.clients
     clusters = cluster_signatures(
-        grouping.clustering, signatures, relations, grouping.groups, grouping.seed, clients=grouping.clients
+        grouping.clustering, signatures, relations, grouping.groups, grouping.seed, len(ids), ids
     )
     return clusters if grouping.keep_distances else clusters.without_distances(grouping.map, grouping.seed)
 
 
 def _embed(grouping: Grouping, *blocks: list[NDArray[np.float32]]) -> Sequence[NDArray[np.floating]]:
-    return embed(grouping.clustering, [signature for block in blocks for signature in block], grouping.seed)
-
-
-def _pack(clustering: Clustering, start: int, part: slice, *blocks: list[NDArray[np.float32]]) -> Block:
-    """The signatures of the ``TILE`` clients from ``start`` on, packed together."""
     signatures = [signature for block in blocks for signature in block]
-    return pack(clustering.measure, signatures[part], start, clustering.signature.vectors)
+    return embed(grouping.clustering, signatures, grouping.seed, grouping.clients)
+
+
+def _pack(
+    clustering: Clustering, ids: NDArray[np.int64], skipped: int, *blocks: list[NDArray[np.float32]]
+) -> Block:
+    """The signatures of clients ``ids`` ``(m,)``, which follow the first ``skipped`` ones of the blocks."""
+    signatures = [signature for block in blocks for signature in block][skipped : skipped + len(ids)]
+    return pack(clustering.measure, signatures, ids, clustering.signature.vectors)
 
 
 def _from_tiles(grouping: Grouping, corners: Sequence[tuple[int, int]], *tiles: Distances) -> Clusters:
     """Make clusters from tiles, by way of condensed distances."""
-    n = grouping.clients
+    n = len(grouping.clients)
     # In this process, because the tiles are already in the object store
     check_memory(n, free_memory(), tiles[0].itemsize)
     distances = np.empty(n * (n - 1) // 2, tiles[0].dtype)

@@ -785,7 +785,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         for what, message in {
             "few": "returned 3 signatures of 4 clients; expected one of each",
             "nothing": r"returned nothing \(None\); expected a list of arrays",
-            "NaN": r"returned an array of float\d+ \(.*\) for signature 0; expected finite numbers",
+            "NaN": r"returned an array of float\d+ \(.*\) for the signature of client 0; expected finite",
         }.items()
     },
     **{

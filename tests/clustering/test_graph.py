@@ -127,7 +127,7 @@ def test_many_products_are_put_together_in_order(monkeypatch, proximity):
 )
 def test_what_is_no_set_of_points_is_refused(proximity, points, message):
     with pytest.raises(DataError, match=message):
-        pack(proximity, points, first=7)
+        pack(proximity, points, np.array([7, 8]))
 
 
 # ---- the graph -------------------------------------------------------------------------------------------

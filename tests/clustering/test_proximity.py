@@ -190,6 +190,12 @@ def test_what_does_not_fit_is_refused():
         condensed_distances("euclidean", [u, np.eye(3)])
     with pytest.raises(DataError, match="client 1"):
         condensed_distances("cosine", [np.ones(2), np.zeros(2)])
+    with pytest.raises(DataError, match="client 9: its signature has 3 features, client 7's has 4"):
+        pack("principal_angle", [u, np.eye(3)], np.array([7, 9]))
+    with pytest.raises(DataError, match="client 9: its points have 3 features, client 7's have 4"):
+        pack("min_distance", [u.T, np.eye(3)], np.array([7, 9]))
+    with pytest.raises(DataError, match="client 9: its signature is zero"):
+        pack("cosine", [np.ones(2), np.zeros(2)], np.array([7, 9]))
     with pytest.raises(DataError, match="2 relations"):
         relevance_matrix([np.ones(2), np.ones(3)])
 
@@ -295,7 +301,7 @@ def test_equal_spans_are_at_0_and_right_angles_at_90():
 def test_tiles_in_any_order_are_the_condensed_form_bit_for_bit(seed, clients, block, proximity, data):
     signatures = bases(np.random.default_rng(seed), clients)
     starts = list(range(0, clients, block))
-    blocks = [pack(proximity, signatures[start : start + block], start) for start in starts]
+    blocks = [pack(proximity, signatures[start : start + block]) for start in starts]
     corners = [(i, j) for i in range(len(blocks)) for j in range(i, len(blocks))]
     distances = np.full(clients * (clients - 1) // 2, np.nan, np.float32)
     for i, j in data.draw(st.permutations(corners)):
@@ -345,7 +351,7 @@ def test_a_part_of_the_blocks_is_that_part_of_the_distances(seed, clients, block
         signatures = [rng.random(rng.integers(1, 6)) + 0.01 for _ in range(clients)]
     else:
         signatures = bases(rng, clients)
-    packed = [pack(proximity, signatures[i : i + block], i) for i in range(0, clients, block)]
+    packed = [pack(proximity, signatures[i : i + block]) for i in range(0, clients, block)]
     ids = np.array(sorted(data.draw(st.sets(st.integers(0, clients - 1), min_size=1))))
     part = take(packed, ids)
     assert part.size == len(ids)

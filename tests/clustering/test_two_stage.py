@@ -31,7 +31,7 @@ def on_a_line(*points):
 
 
 def tree(signatures, sampled, proximity="euclidean", block=4, **more):
-    blocks = [pack(proximity, signatures[i : i + block], i) for i in range(0, len(signatures), block)]
+    blocks = [pack(proximity, signatures[i : i + block]) for i in range(0, len(signatures), block)]
     sampled = np.array(sampled)
     representatives = take(blocks, sampled)
     answers = [two_stage.nearest(proximity, each, representatives) for each in blocks]

@@ -58,6 +58,7 @@ def test_the_copy_with_the_results_is_the_same_study(file: str, size: str) -> No
     assert again.columns == prepared.columns
 
 
+@pytest.mark.slow
 def test_archived_runs_are_those_of_the_studies(monkeypatch: pytest.MonkeyPatch) -> None:
     """An edit of a study, or of the file of its own parts, would leave them behind without notice."""
     planned = set()

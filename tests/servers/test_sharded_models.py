@@ -230,7 +230,16 @@ def made(settings: dict[str, Any], method: str) -> dict[str, Any]:
     return {**settings, "algorithm": method, **METHODS[method]}
 
 
-@pytest.mark.parametrize("method", METHODS)
+LIKE_OTHERS = {
+    "solo", "pca_km_hc", "random_clustering", "lg_fedavg", "fedsem", "flis_dc", "flis_hc", "fedprox",
+    "fedavgm", "pacfl, scaffold", "mt_hfl", "pacfl",
+}  # fmt: skip
+"""Slow, because another method has their kind of models, states and sums."""
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=pytest.mark.slow) if m in LIKE_OTHERS else m for m in METHODS]
+)
 def test_a_run_with_shards_has_the_bits_of_one_without(method: str, settings: dict[str, Any]) -> None:
     plain = made(settings, method)
     assert_same(rayfl.run(plain), rayfl.run(sharded(plain)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -19,13 +19,14 @@ from rayfl.clustering.linkage import Curve
 from rayfl.clustering.proximity import BLOCK
 from rayfl.config import load
 from rayfl.data import Federation
-from rayfl.errors import ConfigError, RayflError
+from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.evaluation import Transfer
 from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers import signatures
 from rayfl.servers.building import build, servers_of, setup_of
 from rayfl.servers.queries import ClientQueries
+from rayfl.signatures.base import Signature
 from rayfl.signatures.features.identity import Identity
 from rayfl.signatures.spectrum import Spectrum
 from rayfl.signatures.subspace import Subspace
@@ -199,6 +200,29 @@ def test_an_exchange_is_one_task_whatever_the_tile(settings: dict[str, Any]) -> 
     found, transfers = clustered(InlineBackend(), settings, clustering, tile_size=6)
     assert_same(whole, found)
     assert {t.direction for t in transfers} == {"up", "down"}
+
+
+class OfOneKind(Signature):
+    """A direction in as many dimensions as a client's most frequent label says: not comparable."""
+
+    name: Literal["of_one_kind"] = "of_one_kind"
+    proximities: ClassVar[tuple[str, ...]] = ("principal_angle",)
+
+    def compute(self, x: Any, y: Any, key: int = 0) -> Any:
+        return np.eye(20, dtype=np.float32)[: 10 + (np.bincount(y).argmax() > 3), :1]
+
+
+@pytest.mark.parametrize("tile_size", [BLOCK, 2])
+def test_a_signature_that_fits_no_other_is_named_by_its_client(
+    tile_size: int, settings: dict[str, Any]
+) -> None:
+    """By its id, also where other clients than the first ones are clustered."""
+    asked = np.array([2, 5, 11, 16])
+    with started(InlineBackend(), settings) as clients, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(signatures, "TILE", tile_size)
+        clients.servers.block_size = lambda count: 3
+        with pytest.raises(DataError, match=r"client 16: its signature has 11 features, client (2|11)'s"):
+            clients.cluster(Clustering(signature=OfOneKind(), n_clusters=2), asked)
 
 
 def test_a_long_curve_is_thinned_where_clusters_are_many() -> None:
