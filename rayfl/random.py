@@ -10,8 +10,10 @@ workers, after a worker's death, and after a resume. Forms:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,21 @@ def moment(round: int, phase: int = 0) -> tuple[int, ...]:
 def generator(seed: int, purpose: str, *ids: int) -> np.random.Generator:
     """A generator that depends on ``(seed, purpose, *ids)`` alone."""
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, *ids)))
+
+
+@contextlib.contextmanager
+def python_and_numpy_seeded(key: int) -> Iterator[None]:
+    """Seed the global generators of Python and NumPy, from which users' parts may draw; restore them on
+    exit.
+    """
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    random.seed(key)
+    np.random.seed(key % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

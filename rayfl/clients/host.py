@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,12 +48,14 @@ from rayfl.local import Outcome, Start, trained_by
 from rayfl.memory import resident
 from rayfl.models.flat import as_tensor
 from rayfl.ordering import Arrival
+from rayfl.ordering.base import kept_by, visits_of
 from rayfl.random import key
 from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock, complement, gather, length, scatter_
 from rayfl.training.batched.linear_kernels import weighted_sum
 from rayfl.training.batches import Batches, KeptSamples, raw_features
 from rayfl.training.device import on_gpu, open_device
 from rayfl.training.engine import Engine, open_engine, open_guided
+from rayfl.training.guides import Guides
 from rayfl.training.reports import ClientReport, Trained, updates_of
 from rayfl.training.server import ServerTrainingJob, train_model
 from rayfl.training.work import length_from
@@ -76,13 +78,16 @@ class ClientHost:
         self.engine, self._engine_line = open_engine(
             host.engine, self.spec, self.batches, host.seed, host.cuda_graphs, host.precision
         )
+        self._for_guides: Engine | None = None
 
-    @cached_property
-    def _guided_engine(self) -> Engine:
-        """The engine for losses that look at other models."""
+    def _guided_engine(self, guides: Guides) -> Engine:
+        """The engine for losses that look at other models, chosen by the first ones."""
         if self.host.engine == "loop":
             return self.engine
-        return open_guided(self.spec, self.batches, self.host.seed, self.host.precision)
+        if self._for_guides is None:
+            seed, precision = self.host.seed, self.host.precision
+            self._for_guides = open_guided(self.spec, self.batches, seed, guides, precision)
+        return self._for_guides
 
     def pid(self) -> int:
         """The process id."""
@@ -172,8 +177,8 @@ class ClientHost:
 
         def train(work: LocalWork, models: torch.Tensor, terms: Terms = NO_TERMS) -> TrainedBlock:
             if terms.visits is None:
-                terms = replace(terms, visits=job.order.visits(replace(arrival, work=work)))
-            engine = self.engine if terms.guides is None else self._guided_engine
+                terms = replace(terms, visits=visits_of(job.order, replace(arrival, work=work)))
+            engine = self.engine if terms.guides is None else self._guided_engine(terms.guides)
             phases.append(engine.train(work, job.round, job.clients.tolist(), indices, models, terms))
             return phases[-1]
 
@@ -186,7 +191,7 @@ class ClientHost:
         small_reports = self._reports(job, objects, block, start.models, indices, results)
         if job.updates:
             results[UPDATES] = self._as_sent(updates_of(block.rows, start.models, spec)).cpu().numpy()
-        order_state = job.order.keep(block.rows)
+        order_state = kept_by(job.order, block.rows, spec)
         if layout.size:
             own_layers = gather(block.rows, layout.layers)
             results[STATES] = layout.joined(own_layers, outcome.state, order_state).cpu().numpy()
@@ -429,7 +434,7 @@ class ClientHost:
             ids, start, subset = clients[delivered], torch.stack(models), samples.take(delivered)
             fresh = np.zeros(len(local_states), np.bool_)
             arrival = self._arrival(test.adaptation, job.round, ids, subset, start, np.arange(len(ids)))
-            visits = job.order.visits(replace(arrival, state=order_states, fresh=fresh))
+            visits = visits_of(job.order, replace(arrival, state=order_states, fresh=fresh))
             terms = Terms(mask=job.local.held(local_states, fresh, self.spec), visits=visits)
             adapted = self.engine.train(test.adaptation, job.round, ids.tolist(), subset, start, terms)
             failures = _failures_by_client(adapted, ids)
@@ -482,7 +487,7 @@ class ClientHost:
         owned = bool(job.layout.layers) or job.local.personal
         same = np.arange(len(rows)) if owned else job.start
         arrival = self._arrival(job.work, job.round, job.clients, indices, rows, same)
-        visits = job.order.visits(replace(arrival, state=job.layout.order(states), fresh=fresh))
+        visits = visits_of(job.order, replace(arrival, state=job.layout.order(states), fresh=fresh))
         terms = Terms(mask=job.local.held(local_states, fresh, self.spec), visits=visits)
         block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows, terms)
         return rows, _trained_or_start(block, rows), _failures_by_client(block, job.clients)
@@ -602,7 +607,7 @@ class ClientHost:
             [self.stages[s].train[c] for c, s in zip(clients, job.stages.tolist(), strict=True)]
         )
         same = np.zeros(len(clients), np.int64)
-        visits = job.order.visits(self._arrival(work, 0, job.clients, samples, rows, same))
+        visits = visits_of(job.order, self._arrival(work, 0, job.clients, samples, rows, same))
         block = self.engine.train(work, 0, clients, samples, rows, Terms(visits=visits))
         if block.failures:
             texts = {clients[row]: text for row, text in block.failures.items()}

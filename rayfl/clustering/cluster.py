@@ -317,10 +317,16 @@ def embed(
     clustering: Clustering,
     signatures: Sequence[NDArray[np.floating]],
     seed: int,
-    ids: NDArray[np.integer],
+    ids: NDArray[np.integer] | None = None,
 ) -> Sequence[NDArray[np.floating]]:
-    """Map the signatures of clients ``ids`` ``(n,)``, each ``(k_i, d)``, to the space in which they are
-    compared, each ``(k_i, u)``.
+    """Map the signatures of n clients, each ``(k_i, d)``, to the space in which they are compared, each
+    ``(k_i, u)``.
+
+    Args:
+        clustering: the settings.
+        signatures: one per client.
+        seed: the run's seed.
+        ids: the clients' ids ``(n,)``, for messages; None: they are numbered from 0.
     """
     part = clustering.embedding
     embedded: Any = part.embed(signatures, key(seed, "embedding"))
@@ -332,7 +338,8 @@ def embed(
     if len(embedded) != len(signatures):
         what = f"returned {len(embedded)} signatures of {len(signatures)} clients"
         raise ConfigError(where, what, "expected one of each")
-    for client, each in zip(ids.tolist(), embedded, strict=True):
+    named = range(len(embedded)) if ids is None else ids.tolist()
+    for client, each in zip(named, embedded, strict=True):
         if not isinstance(each, np.ndarray) or each.dtype.kind not in "fiub" or not np.isfinite(each).all():
             what = f"returned {type_of(each)} for the signature of client {client}"
             raise ConfigError(where, what, "expected finite numbers (k_i, u)")

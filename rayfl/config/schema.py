@@ -461,6 +461,17 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _mixed(self) -> Config:
+        """Refuse objectives whose clients send more than models, where these are mixed by reports."""
+        local, name = self.local, self.algorithm.name
+        if not self.algorithm.mixes_by_reports:
+            return self
+        if local.masks or type(local).server_size is not LocalObjective.server_size:
+            what = f"{local.name!r} sends more than models, and {name} mixes them one by one, by reports"
+            raise ConfigError("local.name", what, "use another objective, such as sgd")
+        return self
+
+    @model_validator(mode="after")
     def _aggregated(self) -> Config:
         """Refuse an aggregation rule where models are not plain averages."""
         rule, local = self.aggregation.name, self.local

@@ -196,6 +196,13 @@ class LocalObjective(Section):
                 terms.check_finite()
         except ValueError as error:
             raise ConfigError(f"{self.name}.terms", str(error)) from None
+        if initial is not None:
+            import torch
+
+            fits = isinstance(initial, torch.Tensor) and initial.dtype == start.models.dtype
+            if not fits or initial.shape != start.models.shape:
+                expected = f"expected the models to train, a tensor of float32 {tuple(start.models.shape)}"
+                raise ConfigError(f"{self.name}.begin", f"returned {type_of(initial)}", expected)
         block = train(start.work, start.models if initial is None else initial, terms)
         return block, returned(f"{self.name}.finish", self.finish(start, block), Outcome)
 
@@ -259,15 +266,25 @@ def trained_by(local: LocalObjective, start: Start, train: Train) -> tuple[Train
     kinds = tuple(map(type, answer)) if isinstance(answer, tuple) else ()
     if kinds != (TrainedBlock, Outcome):
         raise ConfigError(where, f"returned {type_of(answer)}", "expected (TrainedBlock, Outcome)")
-    for what, values, fitting, name in (
+    checked = [
         ("clients send", answer[1].rows, start.models, "models"),
         ("clients keep", answer[1].state, start.state, "states"),
-    ):
+        ("clients add to the server's vector", answer[1].server, start.server, "numbers"),
+    ]
+    if answer[1].kept is not None:
+        checked.append(("kept is", answer[1].kept, start.models, "parameters, 0 or 1"))
+    for what, values, fitting, name in checked:
         if not isinstance(values, type(fitting)) or values.shape != fitting.shape:
             expected = f"expected their {name}, a tensor {tuple(fitting.shape)}"
             raise ConfigError(where, f"{what} {type_of(values)}", expected)
+    for name in ("bytes_up", "bytes_down"):
+        counts = getattr(answer[1], name)
+        if counts is not None and np.shape(counts) != (len(start.models),):
+            expected = f"expected the bytes of each client, an array ({len(start.models)},)"
+            raise ConfigError(where, f"{name} is {type_of(counts)}", expected)
     if not type(local).__module__.startswith(_RAYFL):  # what the engine has trained is finite
         _refuse_non_finite(where, answer[1].rows, answer[0].failures)
+        _refuse_non_finite(where, answer[1].server, answer[0].failures)
     return answer
 
 

@@ -116,10 +116,7 @@ class OwnNetwork(Model):
 
         if self.weights is not None and not self.weights.is_file():
             raise ConfigError("model.weights", f"{self.weights}: no such file")
-        module = build()
-        own.check_tensors(module, build())
-        self.load_weights(module)
-        own.check_forward(module, shape, classes, task_of(self))
+        own.check_network(build, shape, classes, task_of(self), self.load_weights)
 
     @override
     def example(

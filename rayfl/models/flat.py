@@ -304,10 +304,10 @@ def _silence_read_only_warning() -> None:
 
 
 def _build_seeded(model: Model, shape: tuple[int, ...], classes: int, key: int) -> nn.Module:
-    """A module initialised from ``key`` alone, without disturbing torch's generators (CPU or CUDA)."""
+    """A module initialised from ``key`` alone, without disturbing any global generator."""
     import torch
 
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), random.python_and_numpy_seeded(key), torch.device("cpu"):
         torch.default_generator.manual_seed(key)
         return model.build(tuple(shape), classes)
 

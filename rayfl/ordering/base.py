@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.errors import ConfigError, type_of
 from rayfl.models import ModelSpec
 from rayfl.settings import Section
 from rayfl.training import LocalWork, Visits
@@ -73,3 +74,31 @@ class Ordering(Section):
     def keep(self, rows: torch.Tensor) -> torch.Tensor:
         """What clients keep of their trained models ``(B, P)``: ``(B, S)``."""
         return rows[:, :0]
+
+
+def visits_of(order: Ordering, arrival: Arrival) -> Sequence[Visits] | NDArray[np.intp] | None:
+    """The answer of :meth:`Ordering.visits`.
+
+    Raises:
+        ConfigError: unless it has an entry for each of the B clients, or is None.
+    """
+    answer: object = order.visits(arrival)
+    count = len(arrival.clients)
+    if answer is None or (isinstance(answer, list | tuple | np.ndarray) and len(answer) == count):
+        return answer
+    where, expected = f"{order.name}.visits", f"expected one entry for each of the {count} clients, or None"
+    raise ConfigError(where, f"returned {type_of(answer)}", expected)
+
+
+def kept_by(order: Ordering, rows: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
+    """The answer of :meth:`Ordering.keep` for trained models ``(B, P)``: ``(B, S)``.
+
+    Raises:
+        ConfigError: if it has another shape.
+    """
+    answer: object = order.keep(rows)
+    expected = (len(rows), order.state_size(spec))
+    if not isinstance(answer, type(rows)) or tuple(answer.shape) != expected:
+        what, remedy = f"returned {type_of(answer)}", f"expected a tensor {expected}, by state_size"
+        raise ConfigError(f"{order.name}.keep", what, remedy)
+    return answer

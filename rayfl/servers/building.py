@@ -20,7 +20,7 @@ from rayfl.data.events import Outage, Stage, build_stages
 from rayfl.data.held_out import read
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError, type_of
-from rayfl.losses import LOSSES
+from rayfl.losses import LOSSES, Loss
 from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.models.base import one_line, task_of
@@ -87,7 +87,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
 
     stages, spec = divide(config, scaling)
     check_model(spec.P, total_memory())
-    config.model.check(spec.build, spec.shape, spec.classes)
+    check_network(spec)
     check_words(spec, stages[0].federation.samples)
     check_loss(spec)
     check_hierarchy(config, spec, stages[0].federation)
@@ -111,6 +111,20 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
         precision=config.training.precision,
         shards=config.shards,
     )
+
+
+def check_network(spec: ModelSpec) -> None:
+    """Refuse a network that cannot be trained; rayfl's own are known to be sound.
+
+    Raises:
+        ConfigError
+    """
+    from rayfl.models.modules import own
+
+    model = spec.model
+    model.check(spec.build, spec.shape, spec.classes)
+    if not is_own(model):
+        own.check_network(spec.build, spec.shape, spec.classes, task_of(model), model.load_weights)
 
 
 def divide(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, ...], ModelSpec]:
@@ -273,7 +287,7 @@ def check_inputs(model: Model, samples: Samples) -> None:
 
 
 def check_loss(spec: ModelSpec) -> None:
-    """Refuse a user's loss that does not return a number for each prediction.
+    """Refuse a user's loss that does not return a number for each prediction, or whether it is right.
 
     Raises:
         ConfigError
@@ -294,6 +308,16 @@ def check_loss(spec: ModelSpec) -> None:
     if not losses.requires_grad:
         what = "returned a loss through which no gradient flows to the outputs"
         raise ConfigError(f"{spec.loss.name}.each", what, "compute it from outputs, in PyTorch")
+    if not spec.loss.accurate:
+        return
+    if spec.loss.numeric and type(spec.loss).right is Loss.right:
+        what = "is True, and predictions of numbers are not right or wrong by themselves"
+        remedy = "set accurate: ClassVar[bool] = False, or say by the method right which are"
+        raise ConfigError(f"{spec.loss.name}.accurate", what, remedy)
+    right = call_part(spec.loss, "right", outputs.detach(), truth)
+    if not isinstance(right, torch.Tensor) or right.dtype != torch.bool or tuple(right.shape) != expected:
+        what = f"returned {type_of(right)}"
+        raise ConfigError(f"{spec.loss.name}.right", what, f"expected a tensor of bool {expected}")
 
 
 def check_words(spec: ModelSpec, samples: Samples) -> None:

@@ -462,10 +462,11 @@ class Driver:
     def _round_of(self, state: ServerState, plan: Plan) -> Round:
         """Everything that the servers need to run this round."""
         algorithm, setup = self.algorithm, self.setup
-        waits = algorithm.mixes_by_reports
+        waits, work = algorithm.mixes_by_reports, hooks.work(algorithm, setup, state)
+        mixing_setup = hooks.counting_steps(setup, work)
 
         def mix(reports: Reports) -> Mixing:
-            mixing = hooks.mix(algorithm, setup, state, plan, reports)
+            mixing = hooks.mix(algorithm, mixing_setup, state, plan, reports)
             return check_rule(mixing, self.config.aggregation)
 
         server_step, global_step = hooks.steps(algorithm, setup, state)
@@ -481,7 +482,7 @@ class Driver:
         return Round(
             round=state.round,
             plan=plan,
-            work=hooks.work(algorithm, setup, state),
+            work=work,
             mixing=None if waits else mix({}),
             mix=mix if waits else None,
             server_step=server_step,

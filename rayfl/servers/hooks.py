@@ -180,6 +180,18 @@ def work(algorithm: Algorithm[Any], setup: Setup, state: Any) -> LocalWork:
     return returned(f"{algorithm.name}.work", algorithm.work(setup, state), LocalWork)
 
 
+def counting_steps(setup: Setup, work: LocalWork) -> Setup:
+    """The setup whose section ``training`` has the round's epochs, batches and momentum: by the number of
+    steps FedNova weighs clients.
+    """
+    names = ("epochs", "batch_size", "momentum", "lr_alpha", "lr_power")
+    changed = {name: getattr(work, name) for name in names}
+    changed = {name: value for name, value in changed.items() if value != getattr(setup.training, name)}
+    if not changed:
+        return setup
+    return dataclasses.replace(setup, training=setup.training.model_copy(update=changed))
+
+
 def reports(algorithm: Algorithm[Any], setup: Setup, state: Any) -> Mapping[str, ClientReport]:
     """What clients report, by name.
 

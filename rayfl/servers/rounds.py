@@ -28,7 +28,7 @@ from rayfl.clients.jobs import (
 from rayfl.clients.partial import LARGE
 from rayfl.clients.state import StateLayout, StateRow
 from rayfl.data.base import called
-from rayfl.errors import ClientError
+from rayfl.errors import ClientError, ConfigError
 from rayfl.evaluation import Score
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
@@ -167,7 +167,12 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     # If a block would send more sums than it has clients, it sends the trained rows instead.
     deliver = mixings is None or sum(len(part.rows) for part in mixings) > len(plan.cohort)
     parts: Sequence[BlockMixing | None] = [None] * len(blocks) if mixings is None or deliver else mixings
-    assert not (deliver and (local.masks or has_vectors)), "trained rows travel alone"
+    if deliver and (local.masks or has_vectors):
+        sends = "masks" if local.masks else "vectors"
+        what = f"clients of {local.name!r} send {sends} with sums of models"
+        raise ConfigError(
+            "local.name", f"{what}, and the method averages into more sums than there are clients"
+        )
     tasks = [
         _train_task(serving, this_round, layout, block, start[block], part)
         for block, part in zip(blocks, parts, strict=True)

@@ -46,6 +46,7 @@ class Forward:
             self._in_module = True
         if self.module.training:  # eval() visits all submodules, which takes longer than this check
             self.module.eval()
-        with torch.inference_mode():
+        # Not inference_mode: what a network keeps of its first batch, such as a mask, it also needs to train.
+        with torch.no_grad():
             outputs: torch.Tensor = self.module(x)
             return outputs.detach()  # a view of a parameter would still require a gradient

@@ -33,7 +33,8 @@ class Seen:
 
 Comparison: TypeAlias = "Callable[[Seen, Sequence[Seen], torch.Tensor], torch.Tensor]"
 """The term added to the loss of each sample, ``(n,)``: a function of what the client's network and the other
-models compute for a batch, and of the targets. ``torch.func.vmap`` may apply it to several clients at once.
+models compute for a batch, and of the targets. ``torch.func.vmap`` applies it to several clients at once,
+unless a sample's term depends on the other samples of the batch.
 """
 
 

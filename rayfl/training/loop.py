@@ -6,7 +6,6 @@ It is the reference that faster engines are tested against, so it is kept simple
 from __future__ import annotations
 
 import contextlib
-import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from torch import nn
 from torch.func import functional_call
 
 from rayfl.models import ModelSpec
-from rayfl.random import key, moment, orders
+from rayfl.random import key, moment, orders, python_and_numpy_seeded
 from rayfl.training.batches import Batches
 from rayfl.training.forward import Forward
 from rayfl.training.guides import Guides, watching
@@ -45,16 +44,9 @@ def seeded(key: int) -> Iterator[None]:
     """Seed the generators of PyTorch (used by dropout), Python and NumPy (users' networks may use them);
     restore all three on exit.
     """
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), python_and_numpy_seeded(key):
         _seed_torch(key >> 1)
-        random.seed(key)
-        np.random.seed(key % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
+        yield
 
 
 def _seed_torch(key: int) -> None:
@@ -92,6 +84,12 @@ class LoopEngine:
         self.forward = Forward(spec, self.module)
         self._channels_last = channels_last and len(spec.shape) == 3
         self._extra_buffers = {n: b.clone() for n, b in self.module.named_buffers() if n not in spec.names}
+        self._empty_buffers = [
+            (part._buffers, name)
+            for part in self.module.modules()
+            for name, buffer in part._buffers.items()
+            if buffer is None
+        ]
         self._guide_module: nn.Module | None = None  # runs the guides' models, in evaluation mode
 
     def one_by_one(self, clients: int) -> bool:
@@ -153,6 +151,8 @@ class LoopEngine:
         """Restore buffers that are not part of the model, so that no state passes from one client to the
         next, or to the tests of a model.
         """
+        for buffers, name in self._empty_buffers:  # filled by the first batch
+            buffers[name] = None
         for name, buffer in self.module.named_buffers():
             if name in self._extra_buffers:
                 buffer.copy_(self._extra_buffers[name])
@@ -215,7 +215,7 @@ class LoopEngine:
                 if step + 1 == snapshot_step:
                     snapshot_model = torch.from_numpy(self.spec.flatten(module))
         mean = float(total) / max(1, samples)
-        tensors = (*parameters, *(b for name, b in module.named_buffers() if name not in self._extra_buffers))
+        tensors = (*parameters, *(b for name, b in module.named_buffers() if name in self.spec.names))
         norms = torch.stack([torch.linalg.vector_norm(t.detach()) for t in tensors])
         check_diverged(mean, float(torch.linalg.vector_norm(norms.double())))
         self.spec.store(module, vector)

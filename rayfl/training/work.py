@@ -81,6 +81,8 @@ class LocalWork:
             value = getattr(self, name)
             if not (value >= least and math.isfinite(value)):
                 raise ValueError(f"{name} is {value}; expected a finite number, {least} or more")
+            if name in _WHOLE and value != int(value):
+                raise ValueError(f"{name} is {value}; expected a whole number")
 
     @property
     def batches_a_step(self) -> int:
@@ -103,8 +105,13 @@ class LocalWork:
         return min(steps, self.snapshot_epoch * self.steps_an_epoch(samples))
 
 
-_LEAST = {"epochs": 0, "batch_size": 1, "lr": 0, "momentum": 0, "weight_decay": 0, "proximal": 0}
-"""The least values of some settings of :class:`LocalWork`."""
+_LEAST = {
+    "epochs": 0, "batch_size": 1, "lr": 0, "momentum": 0, "weight_decay": 0, "proximal": 0, "inner_lr": 0,
+    "lr_alpha": 0, "lr_power": 0, "snapshot_epoch": 0, "phase": 0,
+}  # fmt: skip
+"""The least values of the settings of :class:`LocalWork`."""
+
+_WHOLE = ("epochs", "batch_size", "snapshot_epoch", "phase")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import rayfl
 from rayfl.data import Samples
@@ -80,16 +81,39 @@ class Flat(nn.Module):
             self.fc = nn.LazyLinear(classes)
         if fault == "exits":
             sys.exit("no GPU here")
+        self.calls, self.generator = 0, np.random.default_rng(0)
+        self.table = torch.ones(classes)
+        if fault == "another":
+            self.table = torch.from_numpy(np.random.default_rng().random(classes, dtype=np.float32))
+        if fault == "seeded":
+            self.table = torch.from_numpy(np.random.random(classes).astype(np.float32))  # noqa: NPY002
+        if fault == "not kept":
+            self.register_buffer("late", None, persistent=False)
+            self.register_buffer("offset", torch.rand(classes), persistent=False)
 
     def forward(self, x: torch.Tensor) -> Any:
         if self.fault == "leaves":
             sys.exit(3)
+        if self.fault == "counts":
+            self.calls += self.training
+        if self.fault == "draws in training" and self.training:
+            x = x * float(self.generator.random())
+        if self.fault == "remembers":  # a tensor, of which nothing else is seen
+            self.table = 0.9 * self.table + self.fc.weight.detach().sum()
+        if self.fault == "not kept" and self.late is None:
+            self.late = torch.ones(1)
+        if self.fault == "re-enters":
+            return checkpoint(self.fc, x.flatten(1).requires_grad_(), use_reentrant=True)
         y = self.fc(x if self.fault == "shape" else x.view(2, -1) if self.fault == "two" else x.flatten(1))
         if self.fault == "spoilt":  # exp's gradient needs what is overwritten
             y = y.exp()
             y += 1
         faults = {"tuple": (y, y), "wide": y.repeat(1, 2), "half": y.half(), "one": y[0]}
         faults |= {"detached": y.detach(), "squeeze": y.squeeze()}
+        if self.fault in ("another", "seeded", "remembers"):
+            y = y * self.table
+        if self.fault == "not kept":
+            y = y * self.late + self.offset
         return faults.get(self.fault, y)
 
 
@@ -177,6 +201,19 @@ def test_a_loss_of_ones_own_may_take_probabilities() -> None:
     assert remarks(replace(spec_of(own("Picky")), loss=loss)) == []
 
 
+@pytest.mark.parametrize("fault", ["seeded", "not kept"])
+def test_what_a_network_may_draw_and_keep(fault: str) -> None:
+    """From generators that are seeded; and what it fills in on first sight of a batch."""
+    spec = spec_of(own("Flat", kwargs={"fault": fault}))
+    np.random.seed(5)  # noqa: NPY002
+    before = np.random.get_state()[1].tolist()  # type: ignore[index]  # noqa: NPY002
+    first, second = spec.build(), spec.build()
+    assert torch.equal(first.table, second.table)
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index]  # noqa: NPY002
+    x = torch.rand(2, *IMAGE)
+    assert torch.equal(first(x), second(x))
+
+
 def test_layers_may_be_given() -> None:
     first = ["stem", "norm", "scale"]
     assert list(spec_of(own("Net", layers={"one": first, "two": ["body", "head"]})).layers) == ["one", "two"]
@@ -239,6 +276,11 @@ def test_over_vectors_all_channels_are_one_group() -> None:
         ({"fault": "frozen"}, "fc.bias has requires_grad=False; every parameter is trained"),
         ({"fault": "infinite"}, r"mask starts with NaN or infinity; .*persistent=False"),
         ({"fault": "draws"}, "fc.bias starts with different numbers each time"),
+        ({"fault": "another"}, "another one each time it is built, though its tensors are the same"),
+        ({"fault": "counts"}, r"forward changes calls; what lasts from step to step belongs in a buffer"),
+        ({"fault": "draws in training"}, "forward changes generator; what lasts"),
+        ({"fault": "remembers"}, "forward returns other outputs when it is called again with the same"),
+        ({"fault": "re-enters"}, r"the gradient of fc.weight only comes from backward.*use_reentrant=True"),
         ({"fault": "empty"}, "the network has no parameters"),
         ({"fault": "shape"}, r"forward fails for a batch of shape \(2, 3, 8, 8\): RuntimeError: mat1"),
         ({"fault": "tuple"}, "forward returns a tuple; expected a tensor"),

@@ -218,9 +218,11 @@ def guided(case: str) -> tuple[str, TrainedBlock]:
     """Train on the device with a loss that looks at another model; the engine that does, and the models."""
     spec, samples, sizes, work, _ = setting(case)
     with pretended_device() as device:
-        engine = open_guided(spec, Batches(samples, device), 0)
+        terms = pulled(spec, len(sizes))
+        assert terms.guides is not None
+        engine = open_guided(spec, Batches(samples, device), 0, terms.guides)
         round, clients, indices, start = arguments(spec, sizes, 0)
-        block = engine.train(work, round, clients, indices, start.to(device), pulled(spec, len(sizes)))
+        block = engine.train(work, round, clients, indices, start.to(device), terms)
         assert isinstance(block.rows, PretendedTensor), "the models are not on the device"
         return type(engine).__name__, replace(block, rows=block.rows.cpu())
 

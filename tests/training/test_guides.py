@@ -120,10 +120,27 @@ def test_a_step_written_in_pytorch() -> None:
 def test_which_engine() -> None:
     mlp = ModelSpec.of(MODELS["mlp"](), (6,), 3, 0)
     batches, indices, start, guides = block(mlp, [7, 4])
-    assert isinstance(open_guided(mlp, batches, 0), VmapEngine)
+    assert isinstance(open_guided(mlp, batches, 0, guides), VmapEngine)
     terms = Terms(guides=guides.take(torch.tensor([0])))
     found = BatchedEngine(mlp, batches, 0).train(SGDS[0], 0, [0], indices[:1], start[:1], terms)
     assert "no losses that look at other models" in found.failures[0]  # it is not left out in silence
+
+
+def test_a_term_that_looks_at_the_batch_is_trained_by_the_loop() -> None:
+    """Samples that pad the batches of small clients would be among its negatives."""
+
+    def contrast(own: Seen, others: Sequence[Seen], targets: torch.Tensor) -> torch.Tensor:
+        alike = own.outputs @ others[0].outputs.T
+        return -alike.log_softmax(1).diagonal()
+
+    mlp = ModelSpec.of(MODELS["mlp"](), (6,), 3, 0)
+    batches, indices, start, guides = block(mlp, [7, 4])
+    guides = replace(guides, term=contrast)
+    engine = open_guided(mlp, batches, 0, guides)
+    assert isinstance(engine, LoopEngine)
+    together = engine.train(SGDS[0], 0, [0, 1], indices, start, Terms(guides=guides)).rows
+    apart = Terms(guides=guides.take(torch.tensor([1])))
+    assert torch.equal(together[1:], engine.train(SGDS[0], 0, [1], indices[1:], start[1:], apart).rows)
 
 
 @pytest.mark.parametrize("engine", [LoopEngine, lambda *given: VmapEngine(*given, least=1)])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,7 @@ from rayfl.errors import ConfigError, type_of
 from rayfl.losses.base import Task
 from rayfl.models.base import one_line
 from rayfl.models.flat import flat_tensors
+from rayfl.random import python_and_numpy_seeded
 from rayfl.units import counted
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -31,12 +34,35 @@ evaluation; of different sizes, as in a run."""
 _WHERE = "model"
 
 
-def check_tensors(module: nn.Module, again: nn.Module) -> None:
-    """Refuse networks that cannot be trained or averaged; ``again`` is the network, built a second time.
+def check_network(
+    build: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    classes: int,
+    task: Task = "numbers",
+    load_weights: Callable[[nn.Module], None] = lambda module: None,
+) -> None:
+    """Refuse a network that could not be trained, averaged, or sent to other processes as its tensors.
+
+    Args:
+        build: builds the module, with random weights; always the same.
+        shape: of a sample, without the batch.
+        classes: outputs of the network.
+        task: what the network does.
+        load_weights: replaces the random weights, for a network that starts from others.
 
     Raises:
         ConfigError
     """
+    module, again = build(), build()
+    _check_tensors(module, again)
+    load_weights(module)
+    _check_forward(module, shape, classes, task)
+    del module
+    _check_rebuilt(again, build(), _random_batch(shape, task))
+
+
+def _check_tensors(module: nn.Module, again: nn.Module) -> None:
+    """Refuse networks that cannot be trained or averaged; ``again`` is the network, built a second time."""
     parameters = dict(module.named_parameters())
     if not parameters:
         raise ConfigError(_WHERE, "the network has no parameters")
@@ -72,12 +98,9 @@ def _required_inputs(module: nn.Module) -> list[str]:
     return [p.name for p in positional[:1]] or ["x"]
 
 
-def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task: Task = "numbers") -> None:
-    """Run a few samples through the network, in training and in evaluation.
-
-    Raises:
-        ConfigError: unless it maps one batch to logits ``(batch, classes)``, or for words ``(batch, classes,
-            L)``, through which gradients flow.
+def _check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task: Task) -> None:
+    """Run a few samples through the network, in training and in evaluation: it has to map a batch to logits
+    ``(batch, classes)``, or for words ``(batch, classes, L)``, through which gradients flow.
     """
     inputs = _required_inputs(module)
     if len(inputs) != 1:
@@ -92,9 +115,10 @@ def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task:
                 logits = _call_or_refuse("forward", partial(module, x), x)
                 _check_logits(logits, expected)
                 if training:
-                    _check_gradients(logits, x)
-    if task == "numbers":  # not zeros: a network may divide by them, and dropout would not change them
-        x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+                    _check_gradients(module, logits, x)
+    x = _random_batch(shape, task)
+    _check_steps(module, x)
+    module.eval()
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # module is in evaluation
         outputs, repeated = (_call_or_refuse("forward", partial(module, x), x) for _ in range(2))
     if not outputs.isfinite().all():
@@ -103,6 +127,69 @@ def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task:
         what = "forward returns different outputs for the same samples in evaluation"
         remedy = "draw random numbers only in training, as F.dropout(x, p, self.training) does"
         raise ConfigError(_WHERE, what, remedy)
+
+
+def _random_batch(shape: tuple[int, ...], task: Task) -> Tensor:
+    """Two samples; not zeros: a network may divide by them, and dropout would not change them."""
+    if task != "numbers":
+        return torch.zeros(2, *shape, dtype=torch.int64)
+    return torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def _check_steps(module: nn.Module, x: Tensor) -> None:
+    """Refuse a network that keeps something from one step to the next, outside of its buffers.
+
+    One module trains many clients in turn, in whatever order: they would depend on each other. What the
+    network keeps on first sight of a batch, such as a mask, does no harm.
+    """
+    module.train()
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    seen = []
+    for _ in range(3):
+        for name, buffer in module.named_buffers():
+            if name in buffers:
+                buffer.copy_(buffers[name])
+        with torch.random.fork_rng(devices=[]), python_and_numpy_seeded(0), torch.no_grad():
+            torch.default_generator.manual_seed(0)
+            outputs = _call_or_refuse("forward", partial(module, x), x)
+        seen.append((outputs, remembered(module)))
+    _, (outputs, before), (repeated, after) = seen
+    changed = [".".join(filter(None, name)) for name, value in before.items() if after.get(name) != value]
+    if changed or not torch.equal(outputs, repeated):
+        what = "forward returns other outputs when it is called again with the same samples"
+        remedy = "what lasts from step to step belongs in a buffer (register_buffer)"
+        raise ConfigError(_WHERE, f"forward changes {changed[0]}" if changed else what, remedy)
+
+
+def _check_rebuilt(module: nn.Module, again: nn.Module, x: Tensor) -> None:
+    """Refuse a network that is another one in every process, though its tensors are the same."""
+    outputs = []
+    for each in (module.eval(), again.eval()):
+        with torch.random.fork_rng(devices=[]), python_and_numpy_seeded(0), torch.no_grad():
+            outputs.append(_call_or_refuse("forward", partial(each, x), x))
+    if not torch.equal(*outputs):
+        remedy = "draw from the global generators of PyTorch, NumPy or Python, which are seeded"
+        what = "the network is another one each time it is built, though its tensors are the same"
+        raise ConfigError(_WHERE, what, remedy)
+
+
+def remembered(module: nn.Module) -> dict[tuple[str, str], str]:
+    """What a network may remember from one forward pass to the next, apart from tensors: by the names of a
+    module and of its attribute.
+    """
+    found = {}
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, random.Random):
+                value = repr(value.getstate())
+            elif isinstance(value, np.random.Generator):
+                value = str(value.bit_generator.state)
+            elif isinstance(value, torch.Generator):
+                value = value.get_state().tolist()
+            items = value if isinstance(value, tuple | list) else (value,)
+            if all(isinstance(item, bool | int | float | str | None) for item in items):
+                found[name, key] = repr(value)
+    return found
 
 
 def _call_or_refuse(what: str, call: Callable[[], Any], x: Tensor) -> Any:
@@ -124,11 +211,23 @@ def _check_logits(logits: object, expected: tuple[int, ...]) -> None:
         raise ConfigError(_WHERE, f"forward returns {logits.dtype}", "expected torch.float32")
 
 
-def _check_gradients(logits: Tensor, x: Tensor) -> None:
+def _check_gradients(module: nn.Module, logits: Tensor, x: Tensor) -> None:
     if not logits.requires_grad:
         what = "no gradient flows from the logits to the parameters"
         raise ConfigError(_WHERE, what, "does forward detach them, or run under torch.no_grad?")
-    _call_or_refuse("the backward pass", partial(torch.autograd.backward, logits.sum()), x)
+    total, parameters = logits.sum(), dict(module.named_parameters())
+    wanted = partial(
+        torch.autograd.grad, total, list(parameters.values()), allow_unused=True, retain_graph=True
+    )
+    gradients = _call_or_refuse("the backward pass", wanted, x)
+    _call_or_refuse("the backward pass", partial(torch.autograd.backward, total), x)
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        if gradient is None and parameter.grad is not None:
+            what = f"the gradient of {name} only comes from backward(), not from torch.autograd.grad"
+            raise ConfigError(
+                _WHERE, what, "does it use checkpoint(..., use_reentrant=True)? Set it to False"
+            )
+        parameter.grad = None
 
 
 def derived_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -17,7 +17,7 @@ def for_small_images(arch: str, module: nn.Module, shape: tuple[int, ...], class
     Raises:
         ConfigError: if there is none for this network.
     """
-    family = next((name for name in _STEMS if name in arch), None)
+    family = next((name for name in _STEMS if arch.removeprefix("wide_").startswith(name)), None)
     if family is None:
         raise ConfigError("model.stem", f"no cifar stem of {arch}", "use stem=imagenet")
     _STEMS[family](module, shape, classes)

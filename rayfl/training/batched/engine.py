@@ -29,6 +29,9 @@ from rayfl.training.forward import Forward
 from rayfl.training.precision import Precision
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_diverged
 
+_PLAN_ENTRIES = 1 << 23
+"""Places of samples in the plan of one call, which is as long as its largest client trains: 170 MB."""
+
 
 class BatchedEngine:
     """Trains the clients of a block together; equal to the plain loop up to rounding.
@@ -122,9 +125,12 @@ class BatchedEngine:
             steps = np.array([len(visits) for visits in terms.visits], np.int64)
         # Those with the most steps first, so that at any step the clients still training are a prefix.
         ranking = np.argsort(-steps, kind="stable")
+        entries = steps * work.batches_a_step * work.batch_size * (work.epochs if terms.visits is None else 1)
         begin = 0
         while begin < len(clients):
-            chunk = ranking[begin : begin + self._clients_in_call(block, len(clients) - begin)]
+            count = self._clients_in_call(block, len(clients) - begin)
+            count = max(1, min(count, _PLAN_ENTRIES // max(1, int(entries[ranking[begin]]))))
+            chunk = ranking[begin : begin + count]
             if self._attempt(block, chunk):
                 begin += len(chunk)
         return result

@@ -31,6 +31,7 @@ from typing_extensions import override
 from rayfl.losses import CrossEntropy
 from rayfl.models import ModelSpec
 from rayfl.models.base import one_line, task_of
+from rayfl.models.modules.own import remembered
 from rayfl.training.batched import layers, recurrent
 from rayfl.training.batched.fused import fuse
 from rayfl.training.batched.layers import Chain, Layer, Residual, pair
@@ -89,7 +90,7 @@ def read(spec: ModelSpec, training: bool = True) -> Reading:
     # The values do not matter. Not to_empty(), which imports half of a compiler.
     module._apply(_blank)  # type: ignore[no-untyped-call]
     module.train(training)
-    state = _state(module)
+    state = remembered(module)
     steps = _read_steps(spec, module, _BATCHES[0])
     for batch in _BATCHES[1:]:
         try:
@@ -100,7 +101,7 @@ def read(spec: ModelSpec, training: bool = True) -> Reading:
         else:
             if _description(other_steps) != _description(steps):
                 raise Unsupported("what it computes depends on the size of the batch")
-    if _state(module) != state:
+    if remembered(module) != state:
         raise Unsupported("it changes its attributes")
     return Reading(_chain(steps), tuple(_leaves(steps)))
 
@@ -689,23 +690,6 @@ def _blank(tensor: Tensor) -> Tensor:
 def _no_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Stands in for dropout, and drops nothing."""
     return input if inplace or not training or p == 0 else input.clone()
-
-
-def _state(module: nn.Module) -> list[Any]:
-    """What a network may remember from one forward pass to the next, apart from tensors."""
-    state: list[Any] = []
-    for name, part in module.named_modules():
-        for key, value in vars(part).items():
-            if isinstance(value, random.Random):
-                value = repr(value.getstate())
-            elif isinstance(value, np.random.Generator):
-                value = str(value.bit_generator.state)
-            elif isinstance(value, torch.Generator):
-                value = value.get_state().tolist()
-            items = value if isinstance(value, tuple | list) else (value,)
-            if all(isinstance(item, bool | int | float | str | None) for item in items):
-                state.append((name, key, repr(value)))
-    return state
 
 
 def drawn() -> tuple[object, ...]:

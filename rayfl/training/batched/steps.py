@@ -58,7 +58,7 @@ class StepPlan:
         self.active = (self.counts > 0).sum(axis=1)
         self.full = ((self.counts == self.widths[:, None]) | (self.counts == 0)).all(axis=1)
         valid = np.arange(self.places.shape[2]) < self.counts[:, :, None]
-        self.weights = (valid / np.maximum(1, self.counts)[:, :, None]).astype(np.float32)
+        self.weights = valid * (1 / np.maximum(1, self.counts)).astype(np.float32)[:, :, None]
         self.seen = self.counts[self._passes_per_step - 1 :: self._passes_per_step].sum(axis=0)
         self.snapshots = np.minimum(self.totals, work.snapshot_epoch * work.steps_an_epoch(sizes))
 
