@@ -25,6 +25,7 @@ from rayfl.errors import ClientError, ConfigError, DataError
 from rayfl.local import LocalObjective
 from rayfl.losses import Loss
 from rayfl.models import Model
+from rayfl.ordering import Ordering
 from rayfl.sampling import Sampling
 from rayfl.server_step import ServerStep
 from rayfl.servers import hooks
@@ -84,11 +85,20 @@ class Sends(LocalObjective):
     what: str
 
     def finish(self, start, block):
-        outcome = super().finish(start, block)
-        if self.what not in ("numpy", "nan"):
-            return outcome
-        rows = outcome.rows
-        return replace(outcome, rows=rows.numpy() if self.what == "numpy" else rows * torch.nan)
+        outcome, rows = super().finish(start, block), block.rows
+        mistakes: dict[str, dict[str, Any]] = {
+            "numpy": {"rows": rows.numpy()},
+            "nan": {"rows": rows * torch.nan},
+            "server": {"server": rows[:, :1]},
+            "server, NaN": {"server": rows[:, :3] * torch.nan},
+            "kept": {"kept": rows[:, :3]},
+            "bytes": {"bytes_up": 5},
+        }
+        return replace(outcome, **mistakes.get(self.what, {}))
+
+    def begin(self, start):
+        models = start.models
+        return {"begin": models.numpy(), "begin, float64": models.double()}.get(self.what)
 
     def terms(self, start):
         return Terms(offset=torch.full_like(start.models, torch.nan)) if self.what == "terms" else Terms()
@@ -100,7 +110,32 @@ class Sends(LocalObjective):
         return None if self.what == "none" else 0
 
     def server_size(self, spec):
-        return 0.5 if self.what == "half" else 0
+        return 0.5 if self.what == "half" else 3 if self.what.startswith("server") else 0
+
+
+class Orders(Ordering):
+    name: Literal["bad_order"] = "bad_order"
+    what: str
+
+    def state_size(self, spec):
+        return 2
+
+    def visits(self, arrival):
+        return 5 if self.what == "visits" else None
+
+    def keep(self, rows):
+        return rows[:, : 3 if self.what == "keep" else 2]
+
+
+class Three(Model):
+    name: Literal["bad_outputs"] = "bad_outputs"
+
+    @property
+    def layers(self):
+        return {"fc": ("1",)}
+
+    def build(self, shape, classes):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
 
 
 class Unused(LocalObjective):
@@ -368,6 +403,16 @@ class Constant(Loss):
         return torch.ones(len(outputs))
 
 
+class Judges(Scalar):
+    name: Literal["bad_right"] = "bad_right"
+
+    def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    def right(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs.argmax(1) == targets).float()
+
+
 class Empty(Loss):
     name: Literal["bad_empty"] = "bad_empty"
 
@@ -596,6 +641,51 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "objective, NaN": (
         {"local": Sends(what="nan")},
         r"bad_sends.finish: a client sends numbers that are not finite",
+    ),
+    "objective, server": (
+        {"local": Sends(what="server")},
+        r"bad_sends.finish: clients add to the server's vector a Tensor of float32 \(1, 1\); "
+        r"expected their numbers, a tensor \(1, 3\)",
+    ),
+    "objective, server, NaN": (
+        {"local": Sends(what="server, NaN")},
+        r"bad_sends.finish: a client sends numbers that are not finite",
+    ),
+    "objective, kept": (
+        {"local": Sends(what="kept")},
+        r"bad_sends.finish: kept is a Tensor of float32 \(1, 3\); expected their parameters, 0 or 1, a t",
+    ),
+    "objective, bytes": (
+        {"local": Sends(what="bytes")},
+        r"bad_sends.finish: bytes_up is an int; expected the bytes of each client, an array \(1,\)",
+    ),
+    "objective, begin": (
+        {"local": Sends(what="begin")},
+        r"bad_sends.begin: returned an array of float32 \(1, \d+\); expected the models to train, a tensor",
+    ),
+    "objective, begin, float64": (
+        {"local": Sends(what="begin, float64")},
+        r"bad_sends.begin: returned a Tensor of float64 \(1, \d+\); expected the models to train, a tensor",
+    ),
+    "order, visits": (
+        {"order": Orders(what="visits")},
+        r"bad_order.visits: returned an int; expected one entry for each of the 1 clients, or None",
+    ),
+    "order, keep": (
+        {"order": Orders(what="keep")},
+        r"bad_order.keep: returned a Tensor of float32 \(1, 3\); expected a tensor \(1, 2\), by state_size",
+    ),
+    "loss, right": (
+        {"loss": Judges()},
+        r"bad_right.right: returned a Tensor of float32 \(3,\); expected a tensor of bool \(3,\)",
+    ),
+    "model, outputs": (
+        {"model": Three()},
+        r"model: forward returns shape \(2, 3\) for 2 samples; expected logits of shape \(2, 10\)",
+    ),
+    "reports and SCAFFOLD": (
+        {"algorithm": AsksForAnother(), "local": "scaffold"},
+        r"local.name: 'scaffold' sends more than models, and bad_asks_another mixes them one by one",
     ),
     "objective, NaN in its terms": (
         {"local": Sends(what="terms")},

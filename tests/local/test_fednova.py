@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, Literal
+
 import numpy as np
 import pytest
 
+from rayfl.algorithms import Setup
+from rayfl.algorithms.fedavg import FedAvg
 from rayfl.local import OBJECTIVES
 from rayfl.local.base import accumulated
-from rayfl.training import Training
+from rayfl.training import LocalWork, Training
 from tests.local.conftest import ETA, ROUND, SIZES, P, Problem
 
 
@@ -91,6 +96,21 @@ def test_two_clients_by_hand(problem: Problem, momentum: float):
     ran = problem.run(*overrides, local="fednova")
     np.testing.assert_allclose(ran.model, w, rtol=0, atol=2 * ROUND)
     assert np.abs(ran.model - problem.run(*overrides).model).max() > 1e-3
+
+
+class Tens(FedAvg):
+    """Batches of ten, whatever the section ``training`` says."""
+
+    name: Literal["in_tens"] = "in_tens"
+
+    def work(self, setup: Setup, state: Any) -> LocalWork:
+        return replace(super().work(setup, state), batch_size=10)
+
+
+def test_steps_are_those_of_the_round(problem: Problem):
+    nova = problem.run("rounds=2", "training.batch_size=100", algorithm=Tens(), local="fednova")
+    tens = problem.run("rounds=2", "training.batch_size=10", local="fednova")
+    assert nova.summary["models_sha256"] == tens.summary["models_sha256"]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from rayfl.data import Samples
+from rayfl.errors import ConfigError
 from rayfl.losses import LOSSES, Loss
 from rayfl.losses.bce import BinaryCrossEntropy
 from rayfl.losses.cross_entropy import CrossEntropy
 from rayfl.losses.mse import MeanSquaredError
 from rayfl.models import MODELS, ModelSpec
+from rayfl.servers.building import check_loss
 from rayfl.training import LocalWork
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
@@ -40,6 +42,32 @@ class Own(Loss):
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class Huber(Loss):
+    """Of numbers, which are not right or wrong."""
+
+    name: Literal["huber"] = "huber"
+    numeric: ClassVar[bool] = True
+
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.nn.functional.huber_loss(outputs, targets, reduction="none").mean(1)
+
+
+class Inaccurate(Huber):
+    name: Literal["inaccurate"] = "inaccurate"  # type: ignore[assignment]
+    accurate: ClassVar[bool] = False
+
+
+def test_numbers_are_not_right_or_wrong_by_themselves() -> None:
+    def spec(loss: Loss) -> ModelSpec:
+        return ModelSpec.of(MODELS["mlp"](hidden=[6]), (3,), 2, 0, loss=loss)
+
+    with pytest.raises(
+        ConfigError, match=r"huber.accurate: is True, and .* set accurate: ClassVar\[bool\] = False"
+    ):
+        check_loss(spec(Huber()))
+    check_loss(spec(Inaccurate()))
 
 
 def trained(loss: Loss, make: Callable[..., ModelSpec], samples: Samples) -> Tensor:

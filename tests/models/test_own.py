@@ -25,6 +25,7 @@ from rayfl.errors import ConfigError
 from rayfl.losses import LOSSES
 from rayfl.models import MODELS, ModelSpec
 from rayfl.models.modules.own import derived_layers, replace_batch_norm
+from rayfl.models.modules.stems import for_small_images
 from rayfl.models.remarks import remarks
 from rayfl.training import LocalWork
 from rayfl.training.batches import Batches
@@ -98,7 +99,7 @@ class Flat(nn.Module):
             self.calls += self.training
         if self.fault == "draws in training" and self.training:
             x = x * float(self.generator.random())
-        if self.fault == "remembers":  # a tensor, of which nothing else is seen
+        if self.fault == "remembers" and self.training:  # a tensor, of which nothing else is seen
             self.table = 0.9 * self.table + self.fc.weight.detach().sum()
         if self.fault == "not kept" and self.late is None:
             self.late = torch.ones(1)
@@ -320,6 +321,46 @@ def run(tmp_path: Path, **sections: Any) -> Any:
     )
 
 
+class Masked(Flat):
+    """Keeps a mask of its first batch, as many implementations of attention do."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not hasattr(self, "mask"):
+            self.mask = torch.ones(1) * x.new_ones(1)
+        return self.fc(x.flatten(1)) * self.mask
+
+
+@pytest.mark.parametrize("section", [{"order": "curriculum"}, {"algorithm": {"name": "ifca", "clusters": 2}}])
+def test_a_network_may_be_tested_before_it_is_trained(tmp_path: Path, section: dict[str, Any]) -> None:
+    training = {**RUN["training"], "engine": "loop"}
+    found = run(tmp_path, **section, model={"name": "module", "target": f"{HERE}:Masked"}, training=training)
+    assert found.summary["rounds"] == 1
+
+
+class Centred(Flat):
+    """Subtracts the mean of the first batch that it sees, in a buffer that is not part of the model."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(shape, classes)
+        self.register_buffer("centre", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.centre is None:
+            self.centre = x.detach().mean(0)
+        return self.fc((x - self.centre).flatten(1))
+
+
+def test_what_the_first_batch_fills_in_is_each_clients_own() -> None:
+    spec = ModelSpec.of(own("Centred"), IMAGE, 5, 0)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((20, *IMAGE)).astype(np.float32), rng.integers(0, 5, 20)
+    engine = LoopEngine(spec, Batches(Samples("random", x, y, x, y, 5), torch.device("cpu")), 0)
+    start, indices = torch.from_numpy(spec.initial()).expand(2, -1), [np.arange(10), np.arange(10, 20)]
+    work = LocalWork(1, 5, 0.1)
+    together = engine.train(work, 0, [0, 1], indices, start).rows
+    assert torch.equal(together[1:], engine.train(work, 0, [1], indices[1:], start[1:]).rows)
+
+
 class Normed(nn.Sequential):
     """BatchNorm1d cannot be trained on one sample."""
 
@@ -416,6 +457,11 @@ ARCHS = ("resnet18", "vgg11_bn", "mobilenet_v3_small", "efficientnet_b0", "convn
 
 
 @pytest.mark.slow
+def test_a_network_without_a_stem_for_small_images_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"model.stem: no cifar stem of maxvit_t; use stem=imagenet"):
+        for_small_images("maxvit_t", nn.Identity(), (3, 32, 32), 5)
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_torchvisions_networks_take_small_images(arch: str, channels: int) -> None:

@@ -61,6 +61,23 @@ def test_half_as_many_clients_until_they_fit(engine) -> None:
     assert torch.equal(block.rows, train(engine(None)).rows)
 
 
+def test_a_plan_as_long_as_a_large_client_trains_is_of_few(engine, monkeypatch) -> None:
+    """It has a place for every client in every batch of the largest one."""
+    calls: list[int] = []
+    attempt = BatchedEngine._attempt
+
+    def watched(self, block, rows):
+        calls.append(len(rows))
+        return attempt(self, block, rows)
+
+    whole = train(engine(CLIENTS))
+    monkeypatch.setattr("rayfl.training.batched.engine._PLAN_ENTRIES", 5 * 12)  # two epochs of 3 batches of 2
+    monkeypatch.setattr(BatchedEngine, "_attempt", watched)
+    few = train(engine(CLIENTS))
+    assert calls == [5, 5, 2]
+    assert torch.equal(few.rows, whole.rows)
+
+
 def test_a_device_without_room_for_one_says_so(engine) -> None:
     none = engine(0)
     block = train(none)

@@ -178,6 +178,11 @@ def test_a_rate_that_would_grow_is_refused():
         ({"lr": math.nan}, "lr is nan; expected a finite number, 0 or more"),
         ({"lr": math.inf}, "lr is inf"),
         ({"weight_decay": -0.1, "proximal": 0.1}, "weight_decay is -0.1"),
+        ({"inner_lr": -1.0}, "inner_lr is -1"),
+        ({"lr_alpha": math.nan}, "lr_alpha is nan"),
+        ({"lr_power": math.inf}, "lr_power is inf"),
+        ({"snapshot_epoch": -1}, "snapshot_epoch is -1"),
+        ({"epochs": 2.5}, "epochs is 2.5; expected a whole number"),
         ({"momentum": 0.5, "inner_lr": 0.1}, "takes no momentum"),
     ],
 )

@@ -117,8 +117,6 @@ def _check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task
                 if training:
                     _check_gradients(module, logits, x)
     x = _random_batch(shape, task)
-    _check_steps(module, x)
-    module.eval()
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # module is in evaluation
         outputs, repeated = (_call_or_refuse("forward", partial(module, x), x) for _ in range(2))
     if not outputs.isfinite().all():
@@ -127,6 +125,7 @@ def _check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task
         what = "forward returns different outputs for the same samples in evaluation"
         remedy = "draw random numbers only in training, as F.dropout(x, p, self.training) does"
         raise ConfigError(_WHERE, what, remedy)
+    _check_steps(module, x)
 
 
 def _random_batch(shape: tuple[int, ...], task: Task) -> Tensor:
@@ -155,7 +154,7 @@ def _check_steps(module: nn.Module, x: Tensor) -> None:
         seen.append((outputs, remembered(module)))
     _, (outputs, before), (repeated, after) = seen
     changed = [".".join(filter(None, name)) for name, value in before.items() if after.get(name) != value]
-    if changed or not torch.equal(outputs, repeated):
+    if changed or not torch.allclose(outputs, repeated, rtol=0, atol=0, equal_nan=True):
         what = "forward returns other outputs when it is called again with the same samples"
         remedy = "what lasts from step to step belongs in a buffer (register_buffer)"
         raise ConfigError(_WHERE, f"forward changes {changed[0]}" if changed else what, remedy)
