@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rayfl import plugins
 from rayfl.config import BLOCK_SETTINGS, CHANGEABLE, Config, changes, load
 from rayfl.config.kinds import KINDS
-from rayfl.config.reading import continued
+from rayfl.config.reading import continued, names_first
 from rayfl.errors import ClientError, ConfigError, DataError, DiskError, Held, Interrupted, RayflError
 from rayfl.events import Begun, Finished, Listener, Note, RoundDone, RunEvent
 from rayfl.machine import handling_stops
@@ -61,6 +61,7 @@ def run(
         Interrupted: after SIGINT, SIGTERM or SIGHUP; the run can be resumed.
     """
     plugins.refuse_while_importing()
+    overrides = names_first(overrides)
     resolved = load(config, overrides, **parts)
     check(resolved)
     if resolved.execution.backend == "ray":
@@ -112,7 +113,7 @@ def run_once(config: Config, name: str, on_event: Listener = lambda event: None)
 
 
 def resume(
-    path: Path | str,
+    path: Result | Path | str,
     overrides: Sequence[str] = (),
     on_event: Listener | None = None,
     changed_plugins: bool = False,
@@ -120,7 +121,7 @@ def resume(
     """Resume a stopped run; the result has the same bits as a run without a stop.
 
     Args:
-        path: the run directory.
+        path: the run directory, or its result.
         overrides: settings to change: only ``rounds``, ``execution.*`` (except ``block_size``,
             ``clients_per_actor`` and ``fan_in``) and ``output.*`` (except its root).
         on_event: as in :func:`run`.
@@ -131,7 +132,7 @@ def resume(
         Damaged: if a folder or pipe is where the run writes a file.
     """
     on_event = on_event or listener()
-    directory = RunDirectory.open(path)
+    directory = RunDirectory.open(path.path if isinstance(path, Result) else path)
     changed = directory.changed_plugins()
     if changed and not changed_plugins:
         old = (
@@ -148,7 +149,7 @@ def resume(
         plugins.restore(plugin, plugin.folder, directory.path, KINDS.values(), changed=True)
         what = directory.changed_files(plugin)
         on_event(Note(f"plug-in {plugin.given} has changed since the run began{what}"))
-    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
+    overrides = names_first(overrides)
     for text in overrides:
         if text.split("=")[0].split(".")[0].strip() not in CHANGEABLE:
             if Path(text).is_dir():

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
 from rayfl import files
+from rayfl.commands import places
 from rayfl.display import Output, short
 from rayfl.errors import ArgumentError, ClientError, ConfigError, DataError, RayflError, nearest
 from rayfl.units import counted, size
@@ -30,7 +33,32 @@ if TYPE_CHECKING:
 
     from rayfl.config import Config
 
+
+class _Raised(Exception):
+    """Carries an error past typer, which takes EOFError and a broken pipe, even those of users' code, for the
+    end of the terminal.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands; an interrupt is an ``Abort``, which typer would turn into a silent exit."""
+
+    @override
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except (EOFError, BrokenPipeError) as error:
+            raise _Raised(error) from error
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Simulate federated learning over clients whose data differ, on a laptop or a Ray cluster.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -137,7 +165,7 @@ def _run_all(configs: list[Config], changed: list[tuple[str, ...]], resume: bool
     from rayfl import api
     from rayfl.display import Display, closing
     from rayfl.report.compare import Comparison
-    from rayfl.rundir import name_of
+    from rayfl.rundir import RunDirectory, name_of
     from rayfl.servers import building
     from rayfl.study.plan import key_of
 
@@ -155,7 +183,8 @@ def _run_all(configs: list[Config], changed: list[tuple[str, ...]], resume: bool
     for result in results:
         _say(f"run directory: {_shown_place(result.path)}")
     if len(results) > 1:
-        page = results[0].path.parent / f"{configs[0].name}-comparison.html"
+        folder = results[0].path.parent if RunDirectory(results[0].path).remote is None else Path()
+        page = folder / f"{configs[0].name}-comparison.html"  # runs on object storage are staged elsewhere
         Comparison.of([result.path for result in results]).write(page)
         _say(f"comparison: {short(page)}")
     elif (results[0].path / "report.html").is_file():
@@ -205,7 +234,8 @@ def resume(
         typer.Option("--changed-plugins", help="resume although plug-ins have changed since the run started"),
     ] = False,
     latest: Annotated[
-        bool, typer.Option("--latest", help="PATH is the folder of the runs: resume the one that began last")
+        bool,
+        typer.Option("--latest", help="PATH is the folder of the runs: resume the one that ran last"),
     ] = False,
 ) -> None:
     """Resume a stopped run; the result has the same bits as a run without a stop."""
@@ -273,6 +303,10 @@ def study(
         tables,
     )
     from rayfl.study import claims as claim_rules
+
+    for folder, option in ((out_folder, "--out"), (archive, "--archive")):
+        if folder is not None:
+            places.local(folder, option)
     from rayfl.study.progress import StudyDisplay, Terminal
 
     check_parallel(inline, jobs)
@@ -384,11 +418,11 @@ def partition(
 
     loaded = load(config, overrides or [])
     names = [name for name in map(str.strip, measures.split(",")) if name]
-    folder = out_folder or Path(f"partition-{loaded.name}")
-    for division in report_partition.views(loaded, names, compare_clients):
-        report_partition.show(division, out)
-        for path in report_partition.write(division, folder / division.folder):
-            _say(f"written: {short(path)}")
+    with places.folder(out_folder or Path(f"partition-{loaded.name}")) as folder:
+        for division in report_partition.views(loaded, names, compare_clients):
+            report_partition.show(division, out)
+            for path in report_partition.write(division, folder / division.folder):
+                _say(f"written: {short(path)}")
 
 
 @app.command()
@@ -428,15 +462,14 @@ def cluster(
             if requested != ["all"]:
                 raise ConfigError(f"--beside {name}: {error.where}", error.what, error.remedy) from None
             unfit.append(f"{name}: {error}")
-    clusterings, refused = clustering.cluster_without_training(
-        on_the_same_data([*own_configs, *other_configs])
-    )
-    show(clusterings, out)
-    for line in [*unfit, *refused]:
-        _say(f"left out: {line}")
-    folder = out_folder or Path(f"cluster-{first.name}")
-    for path in clustering.write(clusterings, folder, clustering.title_of(first)):
-        _say(f"written: {short(path)}")
+    configs = on_the_same_data([*own_configs, *other_configs])
+    with places.folder(out_folder or Path(f"cluster-{first.name}")) as folder:
+        clusterings, refused = clustering.cluster_without_training(configs)
+        show(clusterings, out)
+        for line in [*unfit, *refused]:
+            _say(f"left out: {line}")
+        for path in clustering.write(clusterings, folder, clustering.title_of(first)):
+            _say(f"written: {short(path)}")
 
 
 @app.command()
@@ -451,9 +484,26 @@ def expert(
     """Train a config's model on all data: an expert for order.expert, losses for partition.losses."""
     from rayfl.commands.expert import train_expert
     from rayfl.config import load
+    from rayfl.errors import Interrupted
+    from rayfl.events import RoundDone, RunEvent
 
     loaded = load(config, overrides or [])
-    model, losses = train_expert(loaded, epochs, out_folder or Path(f"expert-{loaded.name}"))
+    with (
+        places.folder(out_folder or Path(f"expert-{loaded.name}")) as folder,
+        out.status(f"epoch 1 of {epochs}") as status,  # on terminals only
+    ):
+
+        def show(event: RunEvent) -> None:
+            if isinstance(event, RoundDone):
+                status.update(f"epoch {min(event.round + 2, epochs)} of {epochs}")
+
+        if (folder / "expert.safetensors").exists():
+            _say(f"{short(folder / 'expert.safetensors')} is going to be replaced, and its losses")
+        try:
+            model, losses = train_expert(loaded, epochs, folder, show)
+        except Interrupted:
+            _say("interrupted; nothing was written")
+            raise
     _say(f"written: {short(model)}; use it with order.score=expert order.expert={model}")
     _say(f"written: {short(losses)}; use it with partition.name=difficulty partition.losses={losses}")
 
@@ -744,19 +794,19 @@ def models(
     """Write the models with which clients were last tested, one .safetensors file each."""
     from urllib.parse import quote
 
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     from rayfl.results import client_models
     from rayfl.rundir import RunDirectory
 
-    run = RunDirectory.open(path)
-    folder, number = out_folder or run.path / "models" / "clients", 0
-    for number, (client, tensors) in enumerate(client_models(run.path, clients, finetuned), 1):
-        if number == 1:
-            _say(f"{size(sum(t.numel() * t.element_size() for t in tensors.values()))} a client")
-            files.make(folder, parents=True)
-        with files.boundary(folder):
-            save_file(tensors, folder / f"client_{quote(str(client), safe=' ')}.safetensors")
+    if out_folder is not None:
+        places.local(out_folder)
+    run, number = RunDirectory.open(path), 0
+    with places.folder(out_folder or run.path / "models" / "clients") as folder:
+        for number, (client, tensors) in enumerate(client_models(run.path, clients, finetuned), 1):
+            if number == 1:
+                _say(f"{size(sum(t.numel() * t.element_size() for t in tensors.values()))} a client")
+            files.write(folder / f"client_{quote(str(client), safe=' ')}.safetensors", save(tensors))
     _say(f"written: {counted(number, 'model')} to {short(folder)}")
     if out_folder is None:
         run.republish()
@@ -832,6 +882,7 @@ def compare(
     from rayfl import api
     from rayfl.display import comparison_table, group_table
 
+    places.file(page)
     comparison = api.compare(runs)
     page = comparison.write(page)
     if comparison.differences:
@@ -873,6 +924,8 @@ def bench(
     """
     from rayfl.bench.command import bench as run_bench
 
+    if json_file is not None:
+        places.file(json_file, "--json")
     run_bench(tasks or [], rounds, json_file, out, device, precision)
 
 
@@ -972,7 +1025,12 @@ def main() -> None:
         text = error.as_option if isinstance(error, ArgumentError) else error
         print(f"error: {text}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # rayfl list | head
+    except _Raised as raised:
+        if _print_user_fault(raised.error):
+            sys.exit(1)
+        if not isinstance(raised.error, BrokenPipeError):
+            raise raised.error from None
+        # rayfl list | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
         sys.exit(128 + signal.SIGPIPE)
     except MemoryError as error:

@@ -63,9 +63,14 @@ def make(folder: Path, parents: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Context manager for code that writes a whole file; on exit the file is synced to the disk."""
-    with boundary(path):
+def writing(path: Path, named: Path | None = None) -> Iterator[None]:
+    """Context manager for code that writes a whole file; on exit the file is synced to the disk.
+
+    Args:
+        path: the file.
+        named: the file that users know, for errors; by default the same.
+    """
+    with boundary(path if named is None else named):
         watch("write", path)
         yield
         sync(path)
@@ -76,7 +81,7 @@ def write(path: Path, data: str | bytes | Iterable[str]) -> None:
     part = path.with_name(f".{path.name}.part{os.getpid()}")
     with boundary(path):
         try:
-            with writing(part):
+            with writing(part, path):
                 if isinstance(data, str | bytes):
                     part.write_bytes(data.encode() if isinstance(data, str) else data)
                 else:

@@ -8,42 +8,66 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 CGROUP = Path("/sys/fs/cgroup")
 
+MEMBERSHIP = Path("/proc/self/cgroup")
+"""The groups of this process, a line each: ``number:controllers:path``; of version 2 ``0::path``."""
+
 _CGROUP_FILES = (
     ("memory.max", "memory.current", "inactive_file"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 """Files of both versions of control groups: the limit, the memory in use, and the key of the part of it that
 can be reclaimed."""
 
 
-def total_memory(cgroup: Path = CGROUP) -> int:
+def total_memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
     """The largest amount of memory that this process could have, in bytes."""
     total = int(psutil.virtual_memory().total)
-    for limit, _, _ in _CGROUP_FILES:
+    for folder, (limit, _, _) in _groups(cgroup, membership):
         try:
-            total = min(total, int((cgroup / limit).read_text()))
+            total = min(total, int((folder / limit).read_text()))
         except (OSError, ValueError):  # no such group, or no limit ("max")
             continue
     return total
 
 
-def free_memory(cgroup: Path = CGROUP) -> int:
+def free_memory(cgroup: Path = CGROUP, membership: Path = MEMBERSHIP) -> int:
     """Bytes that this process could still get."""
     free = int(psutil.virtual_memory().available)
-    for limit, used, reclaimable in _CGROUP_FILES:
+    for folder, (limit, used, reclaimable) in _groups(cgroup, membership):
         try:
-            allowed, in_use = (int((cgroup / name).read_text()) for name in (limit, used))
-            stat = (cgroup / limit).with_name("memory.stat").read_text().split()
+            allowed, in_use = (int((folder / name).read_text()) for name in (limit, used))
+            stat = (folder / "memory.stat").read_text().split()
             free = min(free, allowed - in_use + int(stat[stat.index(reclaimable) + 1]))
         except (OSError, ValueError):
             continue
     return max(free, 0)
+
+
+def _groups(cgroup: Path, membership: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """The folders of the groups of this process and of all groups around them, and the names of their files.
+
+    In a container its own group is at the root; the job of a batch system is a group far below it.
+    """
+    unified = own = ""
+    with contextlib.suppress(OSError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = (*line.split(":", 2), "", "")[:3]
+            if not controllers:
+                unified = path
+            elif "memory" in controllers.split(","):
+                own = path
+    for root, path, names in zip((cgroup, cgroup / "memory"), (unified, own), _CGROUP_FILES, strict=True):
+        below = Path(path.lstrip("/"))
+        if ".." in below.parts:  # outside of what this container sees
+            below = Path()
+        yield from ((root / folder, names) for folder in (below, *below.parents))
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4

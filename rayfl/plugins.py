@@ -112,6 +112,13 @@ class Plugin:
             return {}
         return {name: (self.folder / name).read_bytes() for name in self.files}
 
+    @property
+    def named(self) -> str:
+        """The module's name, or the absolute path of its file: what names it in any folder."""
+        if self.folder is None or self.installed or not _is_file(self.given):
+            return self.given
+        return str(self.folder / Path(self.given).name)
+
 
 _loaded: dict[str, Plugin] = {}
 """The plug-ins of this process by module, in the order in which they were imported."""

@@ -92,7 +92,7 @@ class Result:
     @property
     def clusters(self) -> dict[str, Any]:
         """The planted groups, and the clusters over time."""
-        return dict(self._read("clusters.json", RunDirectory(self.path).read_json))
+        return dict(self._read("clusters.json", RunDirectory(self.path).read_json) or {})
 
     def client_model(self, client: int | str, finetuned: bool = False) -> dict[str, torch.Tensor]:
         """The model with which a client was last tested, see :func:`client_models`."""

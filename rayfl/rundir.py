@@ -55,6 +55,7 @@ from rayfl.errors import (
     not_a_run,
     one_line,
 )
+from rayfl.inputs import content_of, inputs_of
 from rayfl.remote import Remote, is_url, newest, plain, split, staging
 
 if TYPE_CHECKING:
@@ -480,6 +481,24 @@ class RunDirectory:
                     return {key: recorded[key] for key in ("data", "clients")}
         first, last = stages[0].federation, stages[-1].federation
         return {"data": fingerprint(first.samples), "clients": division(first, last)}
+
+    def inputs(self, config: Config) -> dict[str, str]:
+        """Hashes of the files that settings name apart from the data, such as an expert or weights, for
+        ``environment.json``: those recorded when the run began, else as they are now.
+
+        Raises:
+            DataError: if a file has changed since the run began.
+        """
+        found = {str(path): path for path in inputs_of(config, leave_out=("data", "partition", "events"))}
+        hashes = {name: content_of(path, times=False) for name, path in found.items()}
+        recorded: dict[str, str] = {}
+        if self.begun:
+            with contextlib.suppress(Damaged):
+                recorded = (self.read_json("environment.json") or {}).get("inputs") or {}
+        for name, was in recorded.items():
+            if hashes.get(name, was) != was:
+                raise DataError(f"{name}: has changed since the run began; restore it, or begin a new run")
+        return {**hashes, **recorded}
 
     def verify(self, stages: Sequence[Stage], say: Callable[[str], None] = lambda line: None) -> None:
         """Refuse a division of the data among clients that differs from the one with which the run began.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -484,6 +485,47 @@ def test_what_can_be_done_with_finished_runs(finished, rayfl, tmp_path, monkeypa
     assert answer.code == 2
     assert "is not finished; resume with: rayfl resume " in answer.err
     assert not (tmp_path / "other.html").exists()
+
+
+FAULTY = """
+import os
+import pickle
+from typing import Literal
+
+from rayfl.algorithms.fedavg import FedAvg
+
+
+class Faulty(FedAvg):
+    name: Literal["faulty_mix"] = "faulty_mix"
+    how: str
+
+    def mix(self, setup, state, plan, reports):
+        if self.how == "end of file":
+            pickle.loads(b"")
+        if self.how == "broken pipe":
+            raise BrokenPipeError(32, "Broken pipe")
+        raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "text"),
+    [
+        ("end of file", 1, "EOFError: Ran out of input"),
+        ("broken pipe", 1, "BrokenPipeError: [Errno 32] Broken pipe"),
+        ("interrupt", 130, "interrupted"),
+    ],
+)
+def test_errors_of_users_code_are_not_taken_for_the_end_of_the_terminal(
+    how, code, text, rayfl, tmp_path, forgotten_parts
+):
+    file = tmp_path / f"faulty_{how.replace(' ', '_')}.py"
+    file.write_text(FAULTY)
+    method = f"algorithm={{name: faulty_mix, how: {how}}}"
+    answer = rayfl("run", "digits-demo", "--plugin", file.name, method, *QUICK)
+    assert answer.code == code
+    expected = text if code == 130 else rf"error: mix, .*{file.name}:1\d: {re.escape(text)}"
+    assert re.fullmatch(expected, answer.err.splitlines()[-1])
 
 
 def test_the_installed_command(tmp_path):

@@ -21,6 +21,7 @@ FLOORS = (
     "clustering sampling",
     "algorithms",
     "config",
+    "inputs",
     "clients rundir",
     "monitor report",
     "servers",

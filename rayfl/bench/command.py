@@ -24,6 +24,7 @@ from rayfl.bench import (
 from rayfl.bench.own import OwnWorkload
 from rayfl.bench.saved import SavedFigures
 from rayfl.bench.workloads import WORKLOADS
+from rayfl.config import kinds
 from rayfl.config.reading import presets
 from rayfl.errors import ConfigError, nearest
 from rayfl.runtime.environment import machine, versions
@@ -187,8 +188,11 @@ def _own_workload(tasks: Sequence[str]) -> OwnWorkload | None:
     if "=" in config:
         what = f"{config} is a setting, and no config is named"
         raise ConfigError("bench", what, f"use rayfl bench config.yaml {config}")
-    if config not in presets() and not Path(config).is_file():
-        raise ConfigError("bench", f"no benchmark, preset or file named {config!r}", nearest(config, TASKS))
+    kinds.bring()  # plug-ins may have presets
+    known = presets()
+    if config not in known and not Path(config).is_file():
+        remedy = nearest(config, (*TASKS, *known))
+        raise ConfigError("bench", f"no benchmark, preset or file named {config!r}", remedy)
     if len(arguments) < len(tasks):
         raise ConfigError(
             "bench", "a config and benchmarks cannot be measured together", "use rayfl bench " + config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rayfl import plugins
 from rayfl.config import Config, load
 from rayfl.data import Federation
 from rayfl.errors import ConfigError
@@ -54,7 +56,15 @@ class OwnWorkload:
         Raises:
             ConfigError, DataError: as ``rayfl run``.
         """
+        for name in (override.split("=")[0].strip() for override in overrides):
+            if name == "rounds":
+                raise ConfigError(name, "has no effect in a benchmark", "use --rounds")
+            if name == "evaluation.every" or name.partition(".")[0] == "output":
+                raise ConfigError(name, "has no effect in a benchmark", "leave it out")
         config = load(given, overrides)
+        # Other processes, which measure the plain loop and the start-up, have not been told of them.
+        if brought := [plugin.named for plugin in plugins.loaded()]:
+            overrides = [*overrides, f"plugins={json.dumps(brought)}"]
         check(config)
         sizes = _federation_and_model(given, tuple(overrides))[0].sizes
         training = config.training

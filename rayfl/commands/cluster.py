@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Sequence
@@ -109,13 +110,16 @@ def write(results: Sequence[ClusteringResult], folder: Path, title: str) -> list
     files.write(paths[0], json.dumps([_to_dict(result) for result in results], indent=1))
     for result in results:
         c, path = result.clusters, folder / f"{result.method}.png"
-        draw(result.method, c, path)
+        with files.writing(path):
+            draw(result.method, c, path)
         paths.append(path)
         arrays = {"distances": c.distances, "linkage": c.linkage}
         present = {name: values for name, values in arrays.items() if values is not None}
         if present:
             paths.append(path.with_suffix(".npz"))
-            np.savez_compressed(paths[-1], **present)  # type: ignore[arg-type]
+            archive = io.BytesIO()
+            np.savez_compressed(archive, **present)  # type: ignore[arg-type]
+            files.write(paths[-1], archive.getvalue())
     return [*paths, page.write(folder / "index.html", page_of(results, title))]
 
 

@@ -5,7 +5,7 @@ Vahidian's thesis, section 2.6.3: the expert has the topology of the global mode
 
 from __future__ import annotations
 
-import shutil
+import io
 import tempfile
 from pathlib import Path
 
@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from rayfl import api
+from rayfl import api, files
 from rayfl.config import Config, load
 from rayfl.data import IGNORED, Samples, held_out
-from rayfl.errors import ConfigError
+from rayfl.events import Listener
 from rayfl.models import ModelSpec
 from rayfl.servers import building
 from rayfl.training.batches import Batches
@@ -26,7 +26,9 @@ _BATCH = 500
 """Samples in a forward pass."""
 
 
-def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]:
+def train_expert(
+    config: Config, epochs: int, folder: Path, on_event: Listener | None = None
+) -> tuple[Path, Path]:
     """Train the config's model on all training samples of its dataset, as one client that has them all.
 
     Learning rate, momentum and batch size are those of ``training``; method, partition and curricula are not
@@ -36,6 +38,7 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
         config: data, model and training.
         epochs: over all samples.
         folder: to write to, created if need be.
+        on_event: as for :func:`rayfl.run`.
 
     Returns:
         The model for ``order.expert`` (.safetensors), and its loss on every training sample ``(n,)`` for
@@ -44,10 +47,6 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
     Raises:
         ConfigError, DataError: as for a run.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError("--out", f"cannot create {folder}: {error.strerror}") from None
     # The expert knows all training samples, unless inputs are scaled by those of the server.
     all_samples = [] if config.data.normalise == "server" else ["data.server_share=0"]
     with tempfile.TemporaryDirectory() as root:
@@ -70,9 +69,10 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
                 f"output={{root: {root}, report: false, tensorboard: false}}",
             ],
         )
-        trained = api.run(expert_config).path / "models" / "model_0.safetensors"
+        trained = api.run(expert_config, on_event=on_event).path / "models" / "model_0.safetensors"
         model = folder / "expert.safetensors"
-        shutil.copyfile(trained, model)
+        files.make(folder, parents=True)
+        files.write(model, trained.read_bytes())
     (stage, *_), host = building.build(expert_config)
     samples, losses = stage.federation.samples, folder / "losses.npy"
     if samples.x_server is not None:  # include the server's samples, which depend on the seed
@@ -80,7 +80,9 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
         samples = held_out.read(
             full_data, building.data_root(expert_config), 0, expert_config.seed, samples.scaling
         )
-    np.save(losses, losses_of(model, host.spec, samples))
+    array = io.BytesIO()
+    np.save(array, losses_of(model, host.spec, samples))
+    files.write(losses, array.getvalue())
     return model, losses
 
 

@@ -189,6 +189,9 @@ def _status_without_file(path: Path) -> Status:
         accuracy_mean=accuracy if isinstance(accuracy, float) else None,
         begun=begun,
         updated=updated,
+        host="",
+        pid=0,
+        born=None,
     )
 
 

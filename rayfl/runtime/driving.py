@@ -130,7 +130,7 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     scaling, dataset = federation.samples.scaling, federation.samples.name
     assert scaling is not None
     directory.write_scaling(scaling)
-    division = directory.division(stages)
+    division, inputs = directory.division(stages), directory.inputs(config)
     in_bf16 = "" if host.precision == "float32" else f" in {host.precision}"
     engine = f"training engine: {host.engine}{in_bf16} ({host.why})"
     about_precision = precision.remarks(host.precision, host.device)
@@ -156,6 +156,7 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
             **({"resumed_with": current} if changed else {}),
             "dataset": dataset,
             **division,
+            **({"inputs": inputs} if inputs else {}),
             "engine": host.engine,
             "precision": host.precision,
             "resources": plan.to_dict(),

@@ -19,8 +19,8 @@ from rayfl import files
 from rayfl.config import Config, reload
 from rayfl.config.text import NOT_YAML, dump, parse
 from rayfl.errors import ConfigError, Damaged, Held, RayflError
+from rayfl.inputs import portable_settings
 from rayfl.rundir import DIVERGED, RunDirectory
-from rayfl.study.inputs import portable_settings
 from rayfl.study.plan import PlannedRun, key_of
 from rayfl.study.running import directory_of, has_ended, is_finished, name_of, rounds_done
 

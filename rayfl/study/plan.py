@@ -21,9 +21,9 @@ from rayfl.config import BLOCK_SETTINGS, Config, load, on_the_same_data, variant
 from rayfl.config.reading import bring_plugins, continued, parse_overrides, read
 from rayfl.config.transfer import algorithm_of
 from rayfl.errors import ConfigError, nearest
+from rayfl.inputs import Seen, content_of, inputs_of, parts_in, portable_settings, seen
 from rayfl.models.module import OwnModule
 from rayfl.study.file import Settings, StudyFile, overrides_of, paths_of, shown
-from rayfl.study.inputs import Seen, content_of, inputs_of, parts_in, portable_settings, seen
 
 _UNHASHED_SECTIONS = ("name", "plugins", "output")
 """Sections that change no number of a run."""

@@ -15,11 +15,11 @@ from rayfl.config import Config, load
 from rayfl.config.text import parse
 from rayfl.errors import ConfigError, Held, RayflError
 from rayfl.events import RunEvent
+from rayfl.inputs import Seen, check_unchanged
 from rayfl.machine import handling_stops
 from rayfl.remote import Remote, staging
 from rayfl.remote import runs as published
 from rayfl.rundir import RunDirectory
-from rayfl.study.inputs import Seen, check_unchanged
 from rayfl.study.plan import PlannedRun
 
 _CHECK_SECONDS = 2.0

@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 
 import numpy as np
@@ -11,7 +13,7 @@ from rich.console import Console
 
 from rayfl.bench import command, measure, naive, startup
 from rayfl.bench.own import OwnWorkload
-from rayfl.config import load
+from rayfl.config import kinds, load
 from rayfl.errors import ConfigError
 from rayfl.servers.building import divide
 
@@ -117,3 +119,37 @@ def test_mistakes_are_said_before_anything_starts(tasks, said):
     with pytest.raises(ConfigError, match=said) as error:
         command.bench(tasks, 1, None, Console(file=io.StringIO()))
     assert "\n" not in str(error.value)
+
+
+OWN = """
+from typing import Literal
+
+from rayfl.algorithms.fedavg import FedAvg
+
+
+class Mine(FedAvg):
+    name: Literal["mine_in_a_bench"] = "mine_in_a_bench"
+"""
+
+
+def test_the_other_processes_know_the_plug_ins(tmp_path, forgotten_parts):
+    file = tmp_path / "mine_in_a_bench.py"
+    file.write_text(OWN)
+    kinds.bring([str(file)])
+    own = OwnWorkload.of(CONFIG, [*OVERRIDES, "algorithm=mine_in_a_bench"])
+    code = f"from rayfl.config import load; print(load({own.given!r}, {own.overrides!r}).algorithm.name)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert found.stdout == "mine_in_a_bench\n", found.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rounds=5", "rounds: has no effect in a benchmark; use --rounds"),
+        ("evaluation.every=2", "evaluation.every: has no effect in a benchmark; leave it out"),
+        ("output.root=there", "output.root: has no effect in a benchmark; leave it out"),
+    ],
+)
+def test_settings_that_a_benchmark_sets_itself_are_refused(override, message):
+    with pytest.raises(ConfigError, match=message):
+        OwnWorkload.of(CONFIG, [*OVERRIDES, override])

@@ -53,6 +53,27 @@ def test_the_first_version_of_control_groups(tmp_path):
     assert free_memory(tmp_path) == 15 * 10**8
 
 
+def test_the_job_of_a_batch_system_is_a_group_below_others(tmp_path):
+    """The limits of all groups around a process hold; another container's path leads nowhere."""
+    membership = tmp_path / "cgroup"
+    membership.write_text("0::/system.slice/job_1/step_0\n")
+    write(tmp_path, memory__max="max")
+    job = tmp_path / "system.slice" / "job_1"
+    (job / "step_0").mkdir(parents=True)
+    write(job, memory__max=10**9, memory__current=3 * 10**8, memory__stat="inactive_file 0")
+    write(job / "step_0", memory__max="max", memory__current=10**8, memory__stat="inactive_file 0")
+    assert total_memory(tmp_path, membership) == 10**9
+    assert free_memory(tmp_path, membership) == 7 * 10**8
+    membership.write_text("11:cpu:/elsewhere\n4:memory,hugetlb:/job_2\n")
+    write(tmp_path / "memory")
+    write(tmp_path / "memory" / "job_2", memory__limit_in_bytes=2 * 10**9)
+    assert total_memory(tmp_path, membership) == 2 * 10**9
+    for elsewhere in ("0::/../../job_1\n", "0::/docker/abc\n", "nonsense", ""):
+        membership.write_text(elsewhere)
+        assert total_memory(tmp_path, membership) == 12 * 10**9
+    assert total_memory(tmp_path, tmp_path / "none") == 12 * 10**9
+
+
 def test_a_machine_has_in_all_no_more_than_its_control_group(tmp_path):
     assert total_memory(tmp_path) == 12 * 10**9
     write(tmp_path, memory__max=6 * 10**9)

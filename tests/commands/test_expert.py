@@ -17,6 +17,7 @@ from rayfl.commands.expert import train_expert
 from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.data.held_out import read
+from rayfl.errors import DataError, Interrupted
 from rayfl.servers.building import build
 from rayfl.training.batches import Batches
 
@@ -99,3 +100,34 @@ def test_the_command_says_what_it_wrote(
     assert "order.expert=e/expert.safetensors" in said
     assert "partition.losses=e/losses.npy" in said
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["e", "expert.safetensors", "losses.npy"]
+
+
+def test_a_run_goes_on_with_the_same_expert(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    """One that is trained again in the same folder would change what follows."""
+    expert = tmp_path / "expert.safetensors"
+    expert.write_bytes(trained[0].read_bytes())
+    order = {"name": "curriculum", "score": "expert", "expert": str(expert)}
+    output = {"root": str(tmp_path / "runs"), "report": False, "tensorboard": False}
+    stopped = rayfl.run({**SETTINGS, "rounds": 1, "order": order, "aggregation": "mean", "output": output})
+    known = expert.read_bytes()
+    expert.write_bytes(known[:-4] + b"abcd")
+    with pytest.raises(DataError, match=r"expert\.safetensors: has changed since the run began; restore it"):
+        rayfl.resume(stopped, "rounds=2")
+    expert.write_bytes(known)
+    assert rayfl.resume(stopped, "rounds=2").summary["rounds"] == 2
+
+
+def test_nothing_is_left_of_an_expert_that_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*given: Any, **more: Any) -> None:
+        raise Interrupted
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rayfl.commands.expert.train_expert", interrupted)
+    monkeypatch.setattr("sys.argv", ["rayfl", "expert", "digits-demo"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 130
+    assert capsys.readouterr().out == "interrupted; nothing was written\n"
+    assert not list(tmp_path.iterdir())

@@ -80,7 +80,7 @@ class HuggingFace(Dataset):
         if not isinstance(data, dict):
             return data
         path, files = data.get("path"), data.get("data_files")
-        if path in _BUILDERS:
+        if isinstance(path, str) and path in _BUILDERS:
             if files is not None and data.get("data_dir") is None:
                 data = {**data, "data_files": _absolute_paths(files)}
         elif isinstance(path, str) and os.path.exists(os.path.expanduser(path)):

@@ -8,7 +8,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -45,14 +45,18 @@ def _sections(value: Any) -> Iterator[BaseModel]:
             yield from parts_in(each)
 
 
-def inputs_of(config: Config) -> Iterator[Path]:
+def inputs_of(config: Config, leave_out: Container[str] = ()) -> Iterator[Path]:
     """The user's files and folders that a config names: data, owners of samples, weights.
 
     An optional folder ``root`` does not count: rayfl keeps downloads or runs there. A string counts as a file
     if it is an absolute path (validators make paths in settings absolute), or one of the ``kwargs`` of a
     user's function.
+
+    Args:
+        config: of a run.
+        leave_out: sections whose files are not wanted.
     """
-    sections = [value for name, value in config if name not in _NOT_READ]
+    sections = [value for name, value in config if name not in _NOT_READ and name not in leave_out]
     for part in (part for each in sections for part in _sections(each)):
         for name, value in part:
             if isinstance(value, Path):
