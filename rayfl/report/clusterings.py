@@ -38,6 +38,9 @@ _MOST_NAMED = 30
 _DRAWN_LEAVES = 300
 """Leaves of the dendrogram that are drawn; with more clients only the last merges are."""
 
+_ROOMY = 90
+"""Columns of a terminal on which the table has room for the time, too."""
+
 _MOST_LISTED = 12
 """With at most this many planted groups members are listed, for this many clusters."""
 
@@ -218,7 +221,8 @@ def show(results: Sequence[ClusteringResult], out: Console) -> None:
     table = Table(title="clusters before training")
     for heading in ("method", "signature"):
         table.add_column(heading)
-    for heading in ("clusters", "ARI", "threshold", "up", "down", "time"):
+    roomy = out.width >= _ROOMY
+    for heading in ("clusters", "ARI", "threshold", "up", "down", *(("time",) if roomy else ())):
         table.add_column(heading, justify="right")
     for result in results:
         c = result.clusters
@@ -232,7 +236,7 @@ def show(results: Sequence[ClusteringResult], out: Console) -> None:
             UNKNOWN if threshold is None else f"{threshold:.4g}",
             size(result.bytes("up")),
             size(result.bytes("down")),
-            f"{result.seconds:.1f} s",
+            *((f"{result.seconds:.1f} s",) if roomy else ()),
         )
     out.print(table)
     for result in results:
