@@ -26,7 +26,7 @@ from rayfl import files
 from rayfl.commands import places
 from rayfl.display import Output, short
 from rayfl.errors import ArgumentError, ClientError, ConfigError, DataError, RayflError, nearest
-from rayfl.units import counted, size
+from rayfl.units import UNKNOWN, counted, size
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -757,7 +757,8 @@ def newcomers(
     )
     lines = [[name.replace("_", " ") for name in frame.columns]]
     for row in frame.head(20).itertuples(index=False):
-        lines.append([f"{v:.3g}" if isinstance(v, float) else escape(str(v)) for v in row])
+        texts = [f"{v:.3g}" if isinstance(v, float) else escape(str(v)) for v in row]
+        lines.append([UNKNOWN if text == "nan" else text for text in texts])
     out.print(fitted(Table(title="newcomers", padding=(0, 0)), lines, out.width))
     for row in frame[frame["far"]].itertuples() if "far" in frame else ():
         _say(

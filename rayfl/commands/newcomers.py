@@ -82,7 +82,8 @@ def assign_newcomers(
         local_epochs: of training alone; 0 for none. By default as many as a client of the run has had on
             average.
         owners: how the samples of a table or folder are divided among newcomers.
-        say: called with a line for each damaged checkpoint; an older one is used then.
+        say: called with a line for each damaged checkpoint, of which an older one is used then, and if the
+            results of an earlier call are replaced.
 
     Returns:
         One row per newcomer. The table is written to ``newcomers.csv`` in the run directory:
@@ -134,6 +135,8 @@ def assign_newcomers(
         newcomers.add_tests(frame, epochs, local_epochs)
     finally:
         backend.close()
+    if (directory.path / "newcomers.csv").exists():
+        say("newcomers.csv of an earlier call is replaced")
     directory.write_frame("newcomers.csv", frame)
     directory.write_frame("newcomers_communication.csv", Ledger().add(*newcomers.transfers).to_frame())
     directory.republish()

@@ -152,7 +152,11 @@ def test_a_newcomer_unlike_everybody_founds_a_cluster(finished: Any, tmp_path: P
 
 def test_without_owners_there_is_one_newcomer(finished: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "new.npz", GROUPS[:1], client_train=None, client_test=None)
-    assert assign_newcomers(finished().path, path, epochs=0)["n"].tolist() == [40]
+    run, said = finished().path, []
+    assert assign_newcomers(run, path, epochs=0, say=said.append)["n"].tolist() == [40]
+    assert said == []
+    assign_newcomers(run, path, epochs=0, say=said.append)
+    assert said == ["newcomers.csv of an earlier call is replaced"]
 
 
 def test_newcomers_adapt_as_the_runs_clients_do(finished: Any, tmp_path: Path) -> None:

@@ -145,10 +145,11 @@ def _check_steps(module: nn.Module, x: Tensor) -> None:
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     seen = []
     for _ in range(3):
-        for name, buffer in module.named_buffers():
-            if name in buffers:
-                buffer.copy_(buffers[name])
-        with torch.random.fork_rng(devices=[]), python_and_numpy_seeded(0), torch.no_grad():
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                if name in buffers:
+                    buffer.copy_(buffers[name])
+        with torch.random.fork_rng(devices=[]), python_and_numpy_seeded(0):
             torch.default_generator.manual_seed(0)
             outputs = _call_or_refuse("forward", partial(module, x), x)
         seen.append((outputs, remembered(module)))
