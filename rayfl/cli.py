@@ -795,7 +795,7 @@ def models(
     """Write the models with which clients were last tested, one .safetensors file each."""
     from urllib.parse import quote
 
-    from safetensors.torch import save
+    from safetensors.torch import save_file
 
     from rayfl.results import client_models
     from rayfl.rundir import RunDirectory
@@ -803,11 +803,16 @@ def models(
     if out_folder is not None:
         places.local(out_folder)
     run, number = RunDirectory.open(path), 0
-    with places.folder(out_folder or run.path / "models" / "clients") as folder:
+    inside = run.path / "models" / "clients"
+    with places.folder(out_folder or inside, str(run.path) if out_folder is None else "--out") as folder:
         for number, (client, tensors) in enumerate(client_models(run.path, clients, finetuned), 1):
             if number == 1:
                 _say(f"{size(sum(t.numel() * t.element_size() for t in tensors.values()))} a client")
-            files.write(folder / f"client_{quote(str(client), safe=' ')}.safetensors", save(tensors))
+            file = folder / f"client_{quote(str(client), safe=' ')}.safetensors"
+            part = file.with_name(f".{file.name}.part")
+            with files.writing(part, file):
+                save_file(tensors, part)
+            files.rename(part, file)
     _say(f"written: {counted(number, 'model')} to {short(folder)}")
     if out_folder is None:
         run.republish()

@@ -45,18 +45,26 @@ def _sections(value: Any) -> Iterator[BaseModel]:
             yield from parts_in(each)
 
 
-def inputs_of(config: Config, leave_out: Container[str] = ()) -> Iterator[Path]:
-    """The user's files and folders that a config names: data, owners of samples, weights.
-
-    An optional folder ``root`` does not count: rayfl keeps downloads or runs there. A string counts as a file
-    if it is an absolute path (validators make paths in settings absolute), or one of the ``kwargs`` of a
-    user's function.
+def files_of(config: Config, leave_out: Container[str] = ()) -> Iterator[Path]:
+    """The files that are settings of a config, such as an expert or weights.
 
     Args:
         config: of a run.
         leave_out: sections whose files are not wanted.
     """
     sections = [value for name, value in config if name not in _NOT_READ and name not in leave_out]
+    for part in (part for each in sections for part in _sections(each)):
+        yield from (value for _, value in part if isinstance(value, Path) and value.is_file())
+
+
+def inputs_of(config: Config) -> Iterator[Path]:
+    """The user's files and folders that a config names: data, owners of samples, weights.
+
+    An optional folder ``root`` does not count: rayfl keeps downloads or runs there. A string counts as a file
+    if it is an absolute path (validators make paths in settings absolute), or one of the ``kwargs`` of a
+    user's function.
+    """
+    sections = [value for name, value in config if name not in _NOT_READ]
     for part in (part for each in sections for part in _sections(each)):
         for name, value in part:
             if isinstance(value, Path):

@@ -55,7 +55,7 @@ from rayfl.errors import (
     not_a_run,
     one_line,
 )
-from rayfl.inputs import content_of, inputs_of
+from rayfl.inputs import content_of, files_of
 from rayfl.remote import Remote, is_url, newest, plain, split, staging
 
 if TYPE_CHECKING:
@@ -483,14 +483,14 @@ class RunDirectory:
         return {"data": fingerprint(first.samples), "clients": division(first, last)}
 
     def inputs(self, config: Config) -> dict[str, str]:
-        """Hashes of the files that settings name apart from the data, such as an expert or weights, for
+        """Hashes of the files that are settings apart from the data, such as an expert or weights, for
         ``environment.json``: those recorded when the run began, else as they are now.
 
         Raises:
             DataError: if a file has changed since the run began.
         """
-        found = {str(path): path for path in inputs_of(config, leave_out=("data", "partition", "events"))}
-        hashes = {name: content_of(path, times=False) for name, path in found.items()}
+        found = files_of(config, leave_out=("data", "partition", "events"))
+        hashes = {str(path): content_of(path, times=False) for path in found}
         recorded: dict[str, str] = {}
         if self.begun:
             with contextlib.suppress(Damaged):

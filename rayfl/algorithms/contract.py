@@ -201,7 +201,8 @@ class Setup:
         spec: the model's flat layout.
         rounds: planned number of rounds.
         seed: the run's seed.
-        training, hierarchy, clustering: the config sections of these names.
+        training, hierarchy, clustering: the config sections of these names; in :meth:`Algorithm.mix`
+            ``training`` has the epochs, batches and momentum of the round's work.
         local: the clients' local objective.
         order: the order of a client's samples.
         sampling: who is asked to take part in a round.

@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock, complement,
 from rayfl.training.batched.linear_kernels import weighted_sum
 from rayfl.training.batches import Batches, KeptSamples, raw_features
 from rayfl.training.device import on_gpu, open_device
-from rayfl.training.engine import Engine, open_engine, open_guided
+from rayfl.training.engine import Engine, GuidedEngines, open_engine
 from rayfl.training.guides import Guides
 from rayfl.training.reports import ClientReport, Trained, updates_of
 from rayfl.training.server import ServerTrainingJob, train_model
@@ -78,16 +78,16 @@ class ClientHost:
         self.engine, self._engine_line = open_engine(
             host.engine, self.spec, self.batches, host.seed, host.cuda_graphs, host.precision
         )
-        self._for_guides: Engine | None = None
 
-    def _guided_engine(self, guides: Guides) -> Engine:
-        """The engine for losses that look at other models, chosen by the first ones."""
-        if self.host.engine == "loop":
+    @cached_property
+    def _guided_engines(self) -> GuidedEngines:
+        return GuidedEngines(self.spec, self.batches, self.host.seed, self.host.precision)
+
+    def _engine_for(self, guides: Guides | None) -> Engine:
+        """The engine for the round's loss, which may look at other models."""
+        if guides is None or self.host.engine == "loop":
             return self.engine
-        if self._for_guides is None:
-            seed, precision = self.host.seed, self.host.precision
-            self._for_guides = open_guided(self.spec, self.batches, seed, guides, precision)
-        return self._for_guides
+        return self._guided_engines.engine(guides)
 
     def pid(self) -> int:
         """The process id."""
@@ -178,7 +178,7 @@ class ClientHost:
         def train(work: LocalWork, models: torch.Tensor, terms: Terms = NO_TERMS) -> TrainedBlock:
             if terms.visits is None:
                 terms = replace(terms, visits=visits_of(job.order, replace(arrival, work=work)))
-            engine = self.engine if terms.guides is None else self._guided_engine(terms.guides)
+            engine = self._engine_for(terms.guides)
             phases.append(engine.train(work, job.round, job.clients.tolist(), indices, models, terms))
             return phases[-1]
 

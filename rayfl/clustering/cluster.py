@@ -199,7 +199,7 @@ def cluster_signatures(
     groups: NDArray[np.integer] | None = None,
     seed: int = 0,
     clients: int | None = None,
-    ids: NDArray[np.integer] | None = None,
+    ids: NDArray[Any] | None = None,
 ) -> Clusters:
     """Group N clients.
 
@@ -210,7 +210,7 @@ def cluster_signatures(
         groups: true groups ``(N,)`` if known.
         seed: the run's seed, for random groupings.
         clients: N; needed only if there are neither signatures nor groups.
-        ids: the clients' ids ``(N,)``, for messages; None: they are numbered from 0.
+        ids: the clients' numbers or ids ``(N,)``, for messages; None: they are numbered from 0.
 
     Raises:
         RayflError: if the distances do not fit in memory.
@@ -317,7 +317,7 @@ def embed(
     clustering: Clustering,
     signatures: Sequence[NDArray[np.floating]],
     seed: int,
-    ids: NDArray[np.integer] | None = None,
+    ids: NDArray[Any] | None = None,
 ) -> Sequence[NDArray[np.floating]]:
     """Map the signatures of n clients, each ``(k_i, d)``, to the space in which they are compared, each
     ``(k_i, u)``.
@@ -326,7 +326,7 @@ def embed(
         clustering: the settings.
         signatures: one per client.
         seed: the run's seed.
-        ids: the clients' ids ``(n,)``, for messages; None: they are numbered from 0.
+        ids: the clients' numbers or ids ``(n,)``, for messages; None: they are numbered from 0.
     """
     part = clustering.embedding
     embedded: Any = part.embed(signatures, key(seed, "embedding"))

@@ -105,7 +105,7 @@ class Block:
 def pack(
     proximity: str,
     signatures: Sequence[NDArray[np.floating]],
-    ids: NDArray[np.integer] | None = None,
+    ids: NDArray[Any] | None = None,
     vectors: int | None = None,
 ) -> Block:
     """Concatenate signatures.
@@ -115,7 +115,7 @@ def pack(
             (arrays of one shape; histograms ``(c_i,)`` are padded with zeros), or of ``POINTS`` (points
             ``(k_i, D)``, ``k_i`` may differ).
         signatures: one per client.
-        ids: the clients' ids ``(n,)``, for messages; None: they are numbered from 0.
+        ids: the clients' numbers or ids ``(n,)``, for messages; None: they are numbered from 0.
         vectors: :attr:`rayfl.signatures.base.Signature.vectors`.
 
     Raises:
@@ -468,7 +468,7 @@ def _unit_vectors(vectors: Any) -> Any:
     return vectors / np.where(length > 0, length, 1)
 
 
-def _check_points(proximity: str, named: Sequence[tuple[int, NDArray[np.floating]]]) -> None:
+def _check_points(proximity: str, named: Sequence[tuple[int | str, NDArray[np.floating]]]) -> None:
     for client, points in named:
         if points.ndim != 2 or len(points) == 0 or not np.isfinite(points).all():
             raise DataError(
@@ -482,7 +482,7 @@ def _check_points(proximity: str, named: Sequence[tuple[int, NDArray[np.floating
             )
 
 
-def _signature_rows(named: Sequence[tuple[int, NDArray[np.floating]]]) -> Distances:
+def _signature_rows(named: Sequence[tuple[int | str, NDArray[np.floating]]]) -> Distances:
     """Signatures as rows; one-dimensional ones of different lengths are padded with zeros."""
     signatures = [signature for _, signature in named]
     for client, signature in named:

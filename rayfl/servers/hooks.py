@@ -186,6 +186,7 @@ def counting_steps(setup: Setup, work: LocalWork) -> Setup:
     """
     names = ("epochs", "batch_size", "momentum", "lr_alpha", "lr_power")
     changed = {name: getattr(work, name) for name in names}
+    changed["batch_size"] *= work.batches_a_step
     changed = {name: value for name, value in changed.items() if value != getattr(setup.training, name)}
     if not changed:
         return setup

@@ -141,7 +141,8 @@ class ClientQueries:
         def grouping(request: SignatureRequest) -> Grouping:
             ids, seed = request.clients, self.config.seed
             groups = None if federation.groups is None else federation.groups[ids]
-            return Grouping(clustering, ids, groups, seed, keep_distances, map=self.config.output.map)
+            named = ids if federation.names is None else federation.names[ids]
+            return Grouping(clustering, named, groups, seed, keep_distances, map=self.config.output.map)
 
         if not clustering.needs_signatures:
             task = cluster_blocks(backend, grouping(request), (), 1)

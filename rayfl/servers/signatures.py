@@ -119,7 +119,7 @@ class Grouping:
 
     Attributes:
         clustering: the settings.
-        clients: ids ``(n,)``, ascending.
+        clients: how messages name them ``(n,)``: their numbers, or the user's ids.
         groups: their planted groups ``(n,)``, if known.
         seed: the run's seed.
         keep_distances: whether to return the distances and the tree too, if there are few enough clients.
@@ -127,7 +127,7 @@ class Grouping:
     """
 
     clustering: Clustering
-    clients: NDArray[np.int64]
+    clients: NDArray[Any]
     groups: NDArray[np.int64] | None
     seed: int
     keep_distances: bool = False
@@ -242,7 +242,7 @@ def _embed(grouping: Grouping, *blocks: list[NDArray[np.float32]]) -> Sequence[N
 
 
 def _pack(
-    clustering: Clustering, ids: NDArray[np.int64], skipped: int, *blocks: list[NDArray[np.float32]]
+    clustering: Clustering, ids: NDArray[Any], skipped: int, *blocks: list[NDArray[np.float32]]
 ) -> Block:
     """The signatures of clients ``ids`` ``(m,)``, which follow the first ``skipped`` ones of the blocks."""
     signatures = [signature for block in blocks for signature in block][skipped : skipped + len(ids)]

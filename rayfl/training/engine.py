@@ -22,7 +22,7 @@ from rayfl.training.batched.reading import Unsupported
 from rayfl.training.batched.vmap import VmapEngine
 from rayfl.training.batches import Batches
 from rayfl.training.forward import Forward
-from rayfl.training.guides import Guides
+from rayfl.training.guides import Guides, Seen, watching
 from rayfl.training.loop import LoopEngine
 from rayfl.training.precision import Precision, check_device
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock
@@ -221,33 +221,68 @@ def open_engine(
     return engine, f"{name} on {where} with graphs"
 
 
-def open_guided(
-    spec: ModelSpec, batches: Batches, seed: int, guides: Guides, precision: Precision = "float32"
-) -> Engine:
-    """Open the engine for local losses that use other models.
+class GuidedEngines:
+    """The engines for local losses that use other models (:class:`~rayfl.training.Guides`).
 
-    It is the vmap engine if that supports such losses and agrees with the plain loop in a short trial, else
-    the plain loop. The choice depends only on the model, the device, and the term and the layer of the
-    guides: a term that looks at other samples of the batch would see those that pad the batches of small
-    clients.
+    Args:
+        spec: the model's layout.
+        batches: where samples come from.
+        seed: the run's seed.
+        precision: of forward and backward passes.
     """
-    try:
-        engine = VmapEngine(spec, batches, seed, precision=precision)
-        if engine.network.guided and _guided_gap(spec, guides, precision, batches.device) <= TOLERANCE:
-            return engine
-    except Exception:  # a model that torch.func cannot vectorise fails in its own ways
-        pass
-    return LoopEngine(spec, batches, seed, precision=precision)
+
+    def __init__(
+        self, spec: ModelSpec, batches: Batches, seed: int, precision: Precision = "float32"
+    ) -> None:
+        self._spec, self._device = spec, batches.device
+        self._loop = LoopEngine(spec, batches, seed, precision=precision)
+        self._vmap: Engine | None = None
+        try:
+            engine = VmapEngine(spec, batches, seed, precision=precision)
+            if engine.network.guided and _guided_gap(spec, precision, batches.device) <= TOLERANCE:
+                self._vmap = engine
+        except Exception:  # a model that torch.func cannot vectorise fails in its own ways
+            pass
+
+    def engine(self, guides: Guides) -> Engine:
+        """The vmap engine if it supports the model and agrees with the plain loop in a short trial, else the
+        plain loop. The choice depends only on the model, the device and the guides: a term that looks at
+        other samples of the batch would see those that pad the batches of small clients.
+        """
+        try:
+            together = self._vmap is not None and not _looks_at_the_batch(self._spec, guides, self._device)
+        except Exception:  # the loop says which client's term fails
+            together = False
+        return self._vmap if together and self._vmap is not None else self._loop
 
 
-def _guided_gap(spec: ModelSpec, guides: Guides, precision: Precision, device: torch.device) -> float:
-    """As :func:`_trial`, with the term of ``guides`` and as many other models."""
-    initial = [spec.initial(index=1 + index) for index in range(len(guides.models))]
-    models = tuple(torch.from_numpy(each).to(device).expand(2, -1) for each in initial)
-    guides = replace(guides, models=models)
+def _looks_at_the_batch(spec: ModelSpec, guides: Guides, device: torch.device) -> bool:
+    """Whether the term of a sample depends on the others: whether it changes if one is added."""
+    x, targets = _trial_batches(spec, device).train(np.arange(4))
+    module, seen = spec.build().to(device).eval(), []
+    with torch.no_grad(), watching(module, guides.layer) as see:
+        for index in range(1 + len(guides.models)):
+            spec.load(module, torch.from_numpy(spec.initial(index=index)))
+            seen.append(see(module(x)))
+    values = []
+    for count in (3, 4):
+        own, *others = (Seen(each.outputs[:count], each.features[:count]) for each in seen)
+        values.append(guides.compare(own, others, targets[:count])[:3])
+    fewer, more = values
+    return not torch.allclose(fewer, more, rtol=1e-4, atol=1e-7)
+
+
+def _guided_gap(spec: ModelSpec, precision: Precision, device: torch.device) -> float:
+    """As :func:`_trial`, with a loss that pulls outputs and features towards those of another model."""
+
+    def pull(own: Seen, others: Sequence[Seen], targets: torch.Tensor) -> torch.Tensor:
+        gaps = own.features - others[0].features, own.outputs - others[0].outputs
+        return sum((0.1 * gap.flatten(1).square().mean(1) for gap in gaps), own.features.new_zeros(()))
+
+    guide = torch.from_numpy(spec.initial(index=1)).to(device).expand(2, -1)
     work, gaps = LocalWork(epochs=1, batch_size=3, lr=1e-2), [math.inf]
     for seed in range(TRIALS):
-        batches, terms = _trial_batches(spec, device, seed), Terms(guides=guides)
+        batches, terms = _trial_batches(spec, device, seed), Terms(guides=Guides((guide,), pull))
         engine = VmapEngine(spec, batches, 0, least=1, precision=precision)
         expected = _trained_models(LoopEngine(spec, batches, 0, precision=precision), work, 0, terms)
         gaps.append(_gap(_trained_models(engine, work, 0, terms), expected, spec))

@@ -83,12 +83,12 @@ class LoopEngine:
         self.module = spec.build().to(batches.device)
         self.forward = Forward(spec, self.module)
         self._channels_last = channels_last and len(spec.shape) == 3
-        self._extra_buffers = {n: b.clone() for n, b in self.module.named_buffers() if n not in spec.names}
-        self._empty_buffers = [
-            (part._buffers, name)
-            for part in self.module.modules()
-            for name, buffer in part._buffers.items()
-            if buffer is None
+        self._trained_names = frozenset(spec.names)
+        self._extra_buffers = [
+            (part._buffers, key, None if buffer is None else buffer.clone())
+            for prefix, part in self.module.named_modules()
+            for key, buffer in part._buffers.items()
+            if (f"{prefix}.{key}" if prefix else key) not in self._trained_names
         ]
         self._guide_module: nn.Module | None = None  # runs the guides' models, in evaluation mode
 
@@ -151,11 +151,12 @@ class LoopEngine:
         """Restore buffers that are not part of the model, so that no state passes from one client to the
         next, or to the tests of a model.
         """
-        for buffers, name in self._empty_buffers:  # filled by the first batch
-            buffers[name] = None
-        for name, buffer in self.module.named_buffers():
-            if name in self._extra_buffers:
-                buffer.copy_(self._extra_buffers[name])
+        for buffers, name, initial in self._extra_buffers:
+            buffer = buffers[name]
+            if initial is None or buffer is None or buffer.shape != initial.shape:
+                buffers[name] = None if initial is None else initial.clone()
+            else:
+                buffer.copy_(initial)
 
     def _train_client(
         self,
@@ -215,7 +216,7 @@ class LoopEngine:
                 if step + 1 == snapshot_step:
                     snapshot_model = torch.from_numpy(self.spec.flatten(module))
         mean = float(total) / max(1, samples)
-        tensors = (*parameters, *(b for name, b in module.named_buffers() if name in self.spec.names))
+        tensors = (*parameters, *(b for name, b in module.named_buffers() if name in self._trained_names))
         norms = torch.stack([torch.linalg.vector_norm(t.detach()) for t in tensors])
         check_diverged(mean, float(torch.linalg.vector_norm(norms.double())))
         self.spec.store(module, vector)

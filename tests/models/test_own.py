@@ -350,6 +350,26 @@ class Centred(Flat):
         return self.fc((x - self.centre).flatten(1))
 
 
+def test_outputs_that_depend_on_the_first_batch_are_refused() -> None:
+    with pytest.raises(ConfigError, match="outputs depend on the first batch that the network has seen"):
+        spec_of(own("Centred"))
+
+
+def test_a_run_goes_on_and_is_read_though_its_network_would_be_refused_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run(tmp_path, model={"name": "module", "target": f"{HERE}:Flat"})
+
+    def refuse(*given: Any) -> None:
+        raise ConfigError("model", "is refused now")
+
+    monkeypatch.setattr("rayfl.models.modules.own.check_network", refuse)
+    assert isinstance(result.model(), Flat)
+    assert rayfl.resume(result, "rounds=2").summary["rounds"] == 2
+    with pytest.raises(ConfigError, match="is refused now"):
+        run(tmp_path, model={"name": "module", "target": f"{HERE}:Flat"})
+
+
 def test_what_the_first_batch_fills_in_is_each_clients_own() -> None:
     spec = ModelSpec.of(own("Centred"), IMAGE, 5, 0)
     rng = np.random.default_rng(0)
@@ -456,12 +476,12 @@ def save(state: dict[str, torch.Tensor], path: Path) -> None:
 ARCHS = ("resnet18", "vgg11_bn", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16")
 
 
-@pytest.mark.slow
 def test_a_network_without_a_stem_for_small_images_is_named() -> None:
     with pytest.raises(ConfigError, match=r"model.stem: no cifar stem of maxvit_t; use stem=imagenet"):
         for_small_images("maxvit_t", nn.Identity(), (3, 32, 32), 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_torchvisions_networks_take_small_images(arch: str, channels: int) -> None:

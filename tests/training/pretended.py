@@ -35,7 +35,7 @@ from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.training import Guides, LocalWork, Seen, Terms, TrainedBlock
 from rayfl.training import engine as engines
 from rayfl.training.batches import Batches
-from rayfl.training.engine import ENGINES, open_engine, open_guided
+from rayfl.training.engine import ENGINES, GuidedEngines, open_engine
 from rayfl.training.precision import Precision
 from tests.training import fused_cell
 from tests.training.test_graphs import LARGE, PLAIN, Tape, arguments, make_case
@@ -220,7 +220,7 @@ def guided(case: str) -> tuple[str, TrainedBlock]:
     with pretended_device() as device:
         terms = pulled(spec, len(sizes))
         assert terms.guides is not None
-        engine = open_guided(spec, Batches(samples, device), 0, terms.guides)
+        engine = GuidedEngines(spec, Batches(samples, device), 0).engine(terms.guides)
         round, clients, indices, start = arguments(spec, sizes, 0)
         block = engine.train(work, round, clients, indices, start.to(device), terms)
         assert isinstance(block.rows, PretendedTensor), "the models are not on the device"

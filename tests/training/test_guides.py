@@ -18,7 +18,7 @@ from rayfl.training import Guides, LocalWork, Seen, Terms
 from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.vmap import VmapEngine
 from rayfl.training.batches import Batches
-from rayfl.training.engine import open_guided
+from rayfl.training.engine import GuidedEngines
 from rayfl.training.loop import LoopEngine
 from tests.training.bounds import Truth
 from tests.training.test_batched import SGDS, random_samples
@@ -120,7 +120,7 @@ def test_a_step_written_in_pytorch() -> None:
 def test_which_engine() -> None:
     mlp = ModelSpec.of(MODELS["mlp"](), (6,), 3, 0)
     batches, indices, start, guides = block(mlp, [7, 4])
-    assert isinstance(open_guided(mlp, batches, 0, guides), VmapEngine)
+    assert isinstance(GuidedEngines(mlp, batches, 0).engine(guides), VmapEngine)
     terms = Terms(guides=guides.take(torch.tensor([0])))
     found = BatchedEngine(mlp, batches, 0).train(SGDS[0], 0, [0], indices[:1], start[:1], terms)
     assert "no losses that look at other models" in found.failures[0]  # it is not left out in silence
@@ -135,8 +135,11 @@ def test_a_term_that_looks_at_the_batch_is_trained_by_the_loop() -> None:
 
     mlp = ModelSpec.of(MODELS["mlp"](), (6,), 3, 0)
     batches, indices, start, guides = block(mlp, [7, 4])
+    engines = GuidedEngines(mlp, batches, 0)
+    silent = replace(guides, term=lambda own, others, targets: 0 * contrast(own, others, targets))
+    assert isinstance(engines.engine(silent), VmapEngine)  # as a weight may be in the first rounds
     guides = replace(guides, term=contrast)
-    engine = open_guided(mlp, batches, 0, guides)
+    engine = engines.engine(guides)
     assert isinstance(engine, LoopEngine)
     together = engine.train(SGDS[0], 0, [0, 1], indices, start, Terms(guides=guides)).rows
     apart = Terms(guides=guides.take(torch.tensor([1])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from rayfl.data import Samples
 from rayfl.models import MODELS, ModelSpec
 from rayfl.training import LocalWork
-from rayfl.training.batched.engine import BatchedEngine
+from rayfl.training.batched.engine import BatchedEngine, _plan_width
 from rayfl.training.batched.network import BatchedNetwork
 from rayfl.training.batches import Batches
 from tests.training.conftest import stepwise
@@ -76,6 +77,14 @@ def test_a_plan_as_long_as_a_large_client_trains_is_of_few(engine, monkeypatch) 
     few = train(engine(CLIENTS))
     assert calls == [5, 5, 2]
     assert torch.equal(few.rows, whole.rows)
+
+
+def test_a_plan_is_as_wide_as_the_data_or_the_visits() -> None:
+    sizes, work = np.array([5, 3]), LocalWork(2, 10**6, 0.1)
+    assert _plan_width(work, sizes, None) == 2 * 5
+    assert _plan_width(replace(work, inner_lr=0.1, batch_size=2), sizes, None) == 2 * 2 * 2
+    assert _plan_width(work, sizes, np.zeros((2, 4, 7), np.intp)) == 7
+    assert _plan_width(work, sizes, [[np.arange(2), np.arange(4)], []]) == 4
 
 
 def test_a_device_without_room_for_one_says_so(engine) -> None:

@@ -53,12 +53,12 @@ def check_network(
     Raises:
         ConfigError
     """
-    module, again = build(), build()
-    _check_tensors(module, again)
+    module = build()
+    _check_tensors(module, build())
     load_weights(module)
     _check_forward(module, shape, classes, task)
-    del module
-    _check_rebuilt(again, build(), _random_batch(shape, task))
+    del module  # at most two copies at a time
+    _check_rebuilt(build, _random_batch(shape, task))
 
 
 def _check_tensors(module: nn.Module, again: nn.Module) -> None:
@@ -142,17 +142,10 @@ def _check_steps(module: nn.Module, x: Tensor) -> None:
     network keeps on first sight of a batch, such as a mask, does no harm.
     """
     module.train()
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    seen = []
+    buffers, seen = _buffers(module), []
     for _ in range(3):
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                if name in buffers:
-                    buffer.copy_(buffers[name])
-        with torch.random.fork_rng(devices=[]), python_and_numpy_seeded(0):
-            torch.default_generator.manual_seed(0)
-            outputs = _call_or_refuse("forward", partial(module, x), x)
-        seen.append((outputs, remembered(module)))
+        _restore(buffers)
+        seen.append((_seeded_outputs(module, x), remembered(module)))
     _, (outputs, before), (repeated, after) = seen
     changed = [".".join(filter(None, name)) for name, value in before.items() if after.get(name) != value]
     if changed or not torch.allclose(outputs, repeated, rtol=0, atol=0, equal_nan=True):
@@ -161,16 +154,55 @@ def _check_steps(module: nn.Module, x: Tensor) -> None:
         raise ConfigError(_WHERE, f"forward changes {changed[0]}" if changed else what, remedy)
 
 
-def _check_rebuilt(module: nn.Module, again: nn.Module, x: Tensor) -> None:
-    """Refuse a network that is another one in every process, though its tensors are the same."""
-    outputs = []
-    for each in (module.eval(), again.eval()):
-        with torch.random.fork_rng(devices=[]), python_and_numpy_seeded(0), torch.no_grad():
-            outputs.append(_call_or_refuse("forward", partial(each, x), x))
-    if not torch.equal(*outputs):
-        remedy = "draw from the global generators of PyTorch, NumPy or Python, which are seeded"
+def _check_rebuilt(build: Callable[[], nn.Module], x: Tensor) -> None:
+    """Refuse a network that is another one in every process, though its tensors are the same: from its
+    beginning, or from the first batch that it has seen.
+    """
+    module, other = build(), build()
+    for training in (True, False):
+        buffers = _buffers(other.train(training))
+        _seeded_outputs(other, torch.cat([1 - x, x[:1]]) if x.is_floating_point() else x[:1].repeat(3, 1))
+        _restore(buffers)
+    outputs = _seeded_outputs(module.eval(), x)
+    if _alike(outputs, _seeded_outputs(other.eval(), x)):
+        return
+    del module, other
+    if _alike(outputs, _seeded_outputs(build().eval(), x)):
+        what, remedy = "outputs depend on the first batch that the network has seen", "keep nothing of it"
+    else:
         what = "the network is another one each time it is built, though its tensors are the same"
-        raise ConfigError(_WHERE, what, remedy)
+        remedy = "draw from the global generators of PyTorch, NumPy or Python, which are seeded"
+    raise ConfigError(_WHERE, what, remedy)
+
+
+def _seeded_outputs(module: nn.Module, x: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]), python_and_numpy_seeded(0):
+        torch.default_generator.manual_seed(0)
+        outputs: Tensor = _call_or_refuse("forward", partial(module, x), x)
+        return outputs.detach()
+
+
+def _alike(first: Tensor, second: Tensor) -> bool:
+    """Up to rounding, which differs where tensors lie elsewhere in memory."""
+    return torch.allclose(first, second, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+_Buffers = list[tuple[dict[str, Tensor | None], str, Tensor]]
+
+
+def _buffers(module: nn.Module) -> _Buffers:
+    """Where the buffers of a module are, and copies of them."""
+    return [
+        (part._buffers, name, buffer.clone())
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
+
+
+def _restore(buffers: _Buffers) -> None:
+    for place, name, buffer in buffers:
+        place[name] = buffer.clone()
 
 
 def remembered(module: nn.Module) -> dict[tuple[str, str], str]:
@@ -215,19 +247,19 @@ def _check_gradients(module: nn.Module, logits: Tensor, x: Tensor) -> None:
     if not logits.requires_grad:
         what = "no gradient flows from the logits to the parameters"
         raise ConfigError(_WHERE, what, "does forward detach them, or run under torch.no_grad?")
-    total, parameters = logits.sum(), dict(module.named_parameters())
-    wanted = partial(
-        torch.autograd.grad, total, list(parameters.values()), allow_unused=True, retain_graph=True
-    )
+    parameters = dict(module.named_parameters())
+    wanted = partial(torch.autograd.grad, logits.sum(), list(parameters.values()), allow_unused=True)
     gradients = _call_or_refuse("the backward pass", wanted, x)
+    unused = [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]
+    if not unused:
+        return
+    total = _call_or_refuse("forward", partial(module, x), x).sum()  # some graphs can be used only once
     _call_or_refuse("the backward pass", partial(torch.autograd.backward, total), x)
-    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-        if gradient is None and parameter.grad is not None:
-            what = f"the gradient of {name} only comes from backward(), not from torch.autograd.grad"
-            raise ConfigError(
-                _WHERE, what, "does it use checkpoint(..., use_reentrant=True)? Set it to False"
-            )
-        parameter.grad = None
+    lost = [name for name in unused if parameters[name].grad is not None]
+    module.zero_grad(set_to_none=True)
+    if lost:
+        what = f"the gradient of {lost[0]} only comes from backward(), not from torch.autograd.grad"
+        raise ConfigError(_WHERE, what, "does it use checkpoint(..., use_reentrant=True)? Set it to False")
 
 
 def derived_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:

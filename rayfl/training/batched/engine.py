@@ -27,10 +27,21 @@ from rayfl.training.batches import Batches
 from rayfl.training.device import out_of_memory
 from rayfl.training.forward import Forward
 from rayfl.training.precision import Precision
-from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_diverged
+from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, Visits, check_diverged
 
 _PLAN_ENTRIES = 1 << 23
 """Places of samples in the plan of one call, which is as long as its largest client trains: 170 MB."""
+
+
+def _plan_width(
+    work: LocalWork, sizes: NDArray[np.int64], visits: Sequence[Visits] | NDArray[np.intp] | None
+) -> int:
+    """Places that a client has in a plan for each of its steps."""
+    if visits is None:  # as wide as the data, not as the batch size
+        return min(work.batch_size, int(sizes.max(initial=1))) * work.batches_a_step * work.epochs
+    if isinstance(visits, np.ndarray):
+        return int(visits.shape[-1])
+    return max((len(batch) for batches in visits for batch in batches), default=1)
 
 
 class BatchedEngine:
@@ -125,7 +136,7 @@ class BatchedEngine:
             steps = np.array([len(visits) for visits in terms.visits], np.int64)
         # Those with the most steps first, so that at any step the clients still training are a prefix.
         ranking = np.argsort(-steps, kind="stable")
-        entries = steps * work.batches_a_step * work.batch_size * (work.epochs if terms.visits is None else 1)
+        entries = steps * _plan_width(work, samples.sizes, terms.visits)
         begin = 0
         while begin < len(clients):
             count = self._clients_in_call(block, len(clients) - begin)
