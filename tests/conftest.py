@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -83,10 +84,12 @@ def _on_ray(file: str) -> frozenset[str]:
     return frozenset(found)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Set time limits for a busy machine: slow tests take several times as long there, and before a test on
-    Ray begins, several processes import torch.
+    """Choose among many cases. Set time limits for a busy machine: slow tests take several times as long
+    there, and before a test on Ray begins, several processes import torch.
     """
+    _choose_cases(items)
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1800))
@@ -98,6 +101,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
         if not item.get_closest_marker("ray_apart") and _scope(item.nodeid) != "ray":
             raise pytest.UsageError(f"{item.nodeid}: write @pytest.mark.ray above the function")
+
+
+def _choose_cases(items: Iterable[pytest.Item]) -> None:
+    """Mark cases of tests that are marked ``one_in(n)`` as slow.
+
+    The first case stays. Which others do depends on their names, and so on no order of parameters: in a
+    product of parameters every n-th case might always have the same value of one.
+    """
+    seen = set()
+    for item in items:
+        mark, test = item.get_closest_marker("one_in"), item.nodeid.partition("[")[0]
+        if mark is None or item.get_closest_marker("slow"):
+            continue
+        if test in seen and crc32(item.nodeid.encode()) % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+        seen.add(test)
 
 
 @pytest.fixture(scope="session", autouse=True)

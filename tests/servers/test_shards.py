@@ -52,6 +52,7 @@ def named(path: Path) -> set[str]:
 # -- runs --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", KEEPING)
 def test_a_run_whose_states_do_not_fit_gives_the_same(method: str, settings: dict[str, Any]) -> None:
     whole, spilled = (run(keeping(settings, method, memory)) for memory in (0.25, 0.0))
@@ -253,6 +254,7 @@ def _checked(states: ClientStates, known: dict[int, NDArray[np.float32]], backen
         np.testing.assert_array_equal(row, known[client])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("budget", "every"), [(0, 0), (2000, 0), (2000, 3), (1 << 30, 5)])
 def test_rows_are_the_latest_wherever_they_are(
     budget: int, every: int, tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch

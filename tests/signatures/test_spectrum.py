@@ -175,6 +175,7 @@ def cluster(spectrum, clients, groups):
     return rows, cluster_signatures(clustering, signatures, rows, groups)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("seed", "foreign"), list(enumerate([0.0, 0.04, 0.08, 0.12, 0.16, 0.2])))
 def test_fashion_mnist_tasks_are_found_in_six_of_six_runs(fashion, seed, foreign):
     x, y = fashion
