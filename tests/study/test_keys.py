@@ -15,11 +15,11 @@ import pytest
 from torch import nn
 
 import rayfl
-from rayfl import plugins
+from rayfl import inputs, plugins
 from rayfl.config.kinds import KINDS
 from rayfl.errors import RayflError
 from rayfl.events import RoundDone
-from rayfl.study import inputs, take
+from rayfl.study import take
 from rayfl.study.file import StudyFile
 from rayfl.study.plan import PlannedRun, key_of
 from rayfl.study.running import carry_out, directory_of, is_finished, job_of, run_inline
