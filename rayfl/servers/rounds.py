@@ -168,11 +168,8 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     deliver = mixings is None or sum(len(part.rows) for part in mixings) > len(plan.cohort)
     parts: Sequence[BlockMixing | None] = [None] * len(blocks) if mixings is None or deliver else mixings
     if deliver and (local.masks or has_vectors):
-        sends = "masks" if local.masks else "vectors"
-        what = f"clients of {local.name!r} send {sends} with sums of models"
-        raise ConfigError(
-            "local.name", f"{what}, and the method averages into more sums than there are clients"
-        )
+        what = f"{local.name!r} sends more than models, and the method mixes them into more than it trains"
+        raise ConfigError("local.name", what, "use another objective, such as sgd")
     tasks = [
         _train_task(serving, this_round, layout, block, start[block], part)
         for block, part in zip(blocks, parts, strict=True)
