@@ -121,7 +121,8 @@ def lines(s: Status) -> list[tuple[str, str]]:
         facts.append(("model", loss))
     if s.failures:
         facts.append(("failures", counted(s.failures, "client")))
-    facts.append(("written", f"{duration(max(0.0, age))} ago by process {s.pid} on {s.host}"))
+    who = f" by process {s.pid} on {s.host}" if s.pid else ""  # without a status file nobody knows
+    facts.append(("written", f"{duration(max(0.0, age))} ago{who}"))
     return facts
 
 

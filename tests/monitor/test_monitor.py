@@ -171,6 +171,7 @@ def test_a_run_of_an_earlier_version_has_no_status(settings: dict[str, Any]) -> 
     found = view(path).status
     for name in ("run", "state", "method", "dataset", "rounds", "done", "accuracy_mean"):
         assert getattr(found, name) == getattr(expected, name)
+    assert (found.pid, found.host) == (0, "")  # not those of the process that looks
     (path / "summary.json").unlink()
     assert view(path).status.state == "stopped"
 
