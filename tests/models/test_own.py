@@ -364,7 +364,7 @@ def test_a_run_goes_on_and_is_read_though_its_network_would_be_refused_now(
         raise ConfigError("model", "is refused now")
 
     monkeypatch.setattr("rayfl.models.modules.own.check_network", refuse)
-    assert isinstance(result.model(), Flat)
+    assert isinstance(result.model(cluster=0), Flat)
     assert rayfl.resume(result, "rounds=2").summary["rounds"] == 2
     with pytest.raises(ConfigError, match="is refused now"):
         run(tmp_path, model={"name": "module", "target": f"{HERE}:Flat"})
