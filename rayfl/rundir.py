@@ -287,7 +287,7 @@ class RunDirectory:
 
     @classmethod
     def latest(cls, root: Path | str) -> RunDirectory:
-        """Open the run below a root that started last.
+        """Open the run below a root that was begun or resumed last.
 
         Raises:
             ConfigError: if there is none.
