@@ -196,7 +196,7 @@ class Result:
     def _built(self) -> tuple[tuple[Stage, ...], HostSpec]:
         """The stages of the federation and the host's settings, built again from config and data."""
         directory = RunDirectory.open(self.path)
-        return build(directory.config, directory.scaling)
+        return build(directory.config, directory.scaling, reading=True)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -268,7 +268,7 @@ def client_models(
     if finetuned and not config.evaluation.finetune_epochs:
         remedy = "only runs with evaluation.finetune_epochs have such models"
         raise ConfigError(str(path), "clients did not fine-tune", remedy)
-    stages, host = build(config, directory.scaling)
+    stages, host = build(config, directory.scaling, reading=True)
     directory.verify(stages)
     if not torch.cuda.is_available():
         host = replace(host, device="cpu")

@@ -73,7 +73,7 @@ def train_expert(
         model = folder / "expert.safetensors"
         files.make(folder, parents=True)
         files.write(model, trained.read_bytes())
-    (stage, *_), host = building.build(expert_config)
+    (stage, *_), host = building.build(expert_config, reading=True)
     samples, losses = stage.federation.samples, folder / "losses.npy"
     if samples.x_server is not None:  # include the server's samples, which depend on the seed
         full_data = expert_config.data.model_copy(update={"server_share": 0.0})

@@ -113,7 +113,7 @@ def assign_newcomers(
     config = directory.config
     if not checkpoints(directory.path / "checkpoints"):  # before the data are read
         raise directory.without_checkpoint()
-    stages, host = building.build(config, directory.scaling)
+    stages, host = building.build(config, directory.scaling, reading=True)
     directory.verify(stages)
     setup = setup_of(config, stages[0].federation, host.spec)
     kind = type(config.algorithm.begin(setup))

@@ -74,12 +74,16 @@ def data_root(config: Config) -> Path:
     return config.data.root or default_root()
 
 
-def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, ...], HostSpec]:
+def build(
+    config: Config, scaling: Scaling | None = None, reading: bool = False
+) -> tuple[tuple[Stage, ...], HostSpec]:
     """The stages of the federation and what its hosts run: a function of the config alone.
 
     Args:
         config: of the run.
         scaling: of the existing run (:attr:`RunDirectory.scaling`), if any; it is not computed again.
+        reading: only to use models that have been trained: whether the network could be trained is not
+            checked.
 
     Raises:
         ConfigError, DataError: if data, partition and model do not fit together.
@@ -88,7 +92,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
 
     stages, spec = divide(config, scaling)
     check_model(spec.P, total_memory())
-    if scaling is None:  # the models of a run that exists can be read, whatever is refused by now
+    if not reading:
         check_network(spec)
     check_words(spec, stages[0].federation.samples)
     check_loss(spec)

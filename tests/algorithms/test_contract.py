@@ -32,6 +32,8 @@ from rayfl.training.reports import ClientReport, Reports, Trained, UpdateLengths
 from rayfl.training.server import AtServer, ServerTraining
 from tests.servers.test_hierarchy import EPOCHS, GROUPS, LR, Data, last, load_initial
 
+pytestmark = pytest.mark.usefixtures("forgotten_parts")
+
 Vector = NDArray[np.float64]
 ROUNDS = 3
 
