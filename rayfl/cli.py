@@ -795,7 +795,7 @@ def models(
     """Write the models with which clients were last tested, one .safetensors file each."""
     from urllib.parse import quote
 
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     from rayfl.results import client_models
     from rayfl.rundir import RunDirectory
@@ -808,11 +808,7 @@ def models(
         for number, (client, tensors) in enumerate(client_models(run.path, clients, finetuned), 1):
             if number == 1:
                 _say(f"{size(sum(t.numel() * t.element_size() for t in tensors.values()))} a client")
-            file = folder / f"client_{quote(str(client), safe=' ')}.safetensors"
-            part = file.with_name(f".{file.name}.part")
-            with files.writing(part, file):
-                save_file(tensors, part)
-            files.rename(part, file)
+            files.write(folder / f"client_{quote(str(client), safe=' ')}.safetensors", save(tensors))
     _say(f"written: {counted(number, 'model')} to {short(folder)}")
     if out_folder is None:
         run.republish()

@@ -249,11 +249,13 @@ class GuidedEngines:
         plain loop. The choice depends only on the model, the device and the guides: a term that looks at
         other samples of the batch would see those that pad the batches of small clients.
         """
+        if self._vmap is None:
+            return self._loop
         try:
-            together = self._vmap is not None and not _looks_at_the_batch(self._spec, guides, self._device)
+            apart = _looks_at_the_batch(self._spec, guides, self._device)
         except Exception:  # the loop says which client's term fails
-            together = False
-        return self._vmap if together and self._vmap is not None else self._loop
+            apart = True
+        return self._loop if apart else self._vmap
 
 
 def _looks_at_the_batch(spec: ModelSpec, guides: Guides, device: torch.device) -> bool:
