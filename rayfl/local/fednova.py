@@ -10,8 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.local.base import LocalObjective, accumulated
-from rayfl.training import Training
+from rayfl.errors import ConfigError
+from rayfl.local.base import LocalObjective, Outcome, Start, accumulated
+from rayfl.training import TrainedBlock, Training
 
 
 class FedNova(LocalObjective):
@@ -43,6 +44,20 @@ class FedNova(LocalObjective):
         np.maximum.at(most, group, a)
         ratio = np.where((least == most)[group], 1.0, effective / a)
         return n * ratio, n * (1 - ratio)
+
+    def finish(self, start: Start, block: TrainedBlock) -> Outcome:
+        """Refuse clients that made other numbers of local steps than :meth:`weights` counted.
+
+        Raises:
+            ConfigError: if the order of samples has more or fewer steps than shuffled batches.
+        """
+        counted = start.work.epochs * start.work.steps_an_epoch(start.sizes)
+        for row in np.flatnonzero(block.steps != counted).tolist():
+            if row not in block.failures:
+                what = f"takes {block.steps[row]} local steps with {start.sizes[row]} samples"
+                remedy = f"FedNova weighs clients by their steps and counts {counted[row]}, as many as shuffled"
+                raise ConfigError("order", what, f"{remedy} batches take")
+        return super().finish(start, block)
 
     def rescaled(self, weights: NDArray[np.float64], keep: NDArray[np.float64]) -> float:
         """``tau_eff`` of the clients that delivered over that of all: ``a_i / tau_eff = n_i / weight_i``."""

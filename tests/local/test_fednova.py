@@ -10,8 +10,10 @@ import pytest
 
 from rayfl.algorithms import Setup
 from rayfl.algorithms.fedavg import FedAvg
+from rayfl.errors import ConfigError
 from rayfl.local import OBJECTIVES
 from rayfl.local.base import accumulated
+from rayfl.ordering import Arrival, Ordering
 from rayfl.training import LocalWork, Training
 from tests.local.conftest import ETA, ROUND, SIZES, P, Problem
 
@@ -111,6 +113,24 @@ def test_steps_are_those_of_the_round(problem: Problem):
     nova = problem.run("rounds=2", "training.batch_size=100", algorithm=Tens(), local="fednova")
     tens = problem.run("rounds=2", "training.batch_size=10", local="fednova")
     assert nova.summary["models_sha256"] == tens.summary["models_sha256"]
+
+
+class FirstTen(Ordering):
+    """One step an epoch, on a client's first ten samples."""
+
+    name: Literal["first_ten"] = "first_ten"
+
+    def visits(self, arrival: Arrival) -> list[list[np.ndarray]]:
+        return [[np.arange(10)] * arrival.work.epochs for _ in arrival.clients]
+
+
+def test_an_order_with_other_numbers_of_steps_is_refused(problem: Problem):
+    """The weights count 6 and 4 steps in two epochs, where the order has two."""
+    settings = "rounds=1", "training.batch_size=10"
+    problem.run(*settings, order=FirstTen())
+    with pytest.raises(ConfigError, match="order: takes 2 local steps with 30 samples") as refused:
+        problem.run(*settings, order=FirstTen(), local="fednova")
+    assert "counts 6, as many as shuffled batches take" in str(refused.value)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
