@@ -55,8 +55,8 @@ class FedNova(LocalObjective):
         for row in np.flatnonzero(block.steps != counted).tolist():
             if row not in block.failures:
                 what = f"takes {block.steps[row]} local steps with {start.sizes[row]} samples"
-                remedy = f"FedNova weighs clients by their steps and counts {counted[row]}, as many as shuffled"
-                raise ConfigError("order", what, f"{remedy} batches take")
+                remedy = f"FedNova weighs clients by their steps and counts {counted[row]}"
+                raise ConfigError("order", what, f"{remedy}, as many as shuffled batches take")
         return super().finish(start, block)
 
     def rescaled(self, weights: NDArray[np.float64], keep: NDArray[np.float64]) -> float:

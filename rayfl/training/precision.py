@@ -7,7 +7,9 @@ stay float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -41,9 +43,36 @@ def forward(
         return network(x)
     import torch
 
-    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=cached):
+    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=cached), _computable(x.device):
         outputs = network(x)
     return outputs.float()
+
+
+@contextmanager
+def _computable(device: torch.device) -> Iterator[None]:
+    """Keep oneDNN out of bfloat16 on CPUs for which it has none.
+
+    Without AVX-512 PyTorch computes products and convolutions by itself, but calls oneDNN for an ``nn.LSTM``,
+    which fails (``could not create a primitive descriptor``). PyTorch's own LSTM then takes its place.
+    """
+    import torch
+
+    switch = torch.backends.mkldnn
+    if device.type != "cpu" or not switch.enabled or _onednn_has_bf16():
+        yield
+        return
+    switch.enabled = False  # type: ignore[assignment]  # a property, to which PyTorch gives another type
+    try:
+        yield
+    finally:
+        switch.enabled = True  # type: ignore[assignment]
+
+
+@cache
+def _onednn_has_bf16() -> bool:
+    import torch
+
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def check_device(precision: Precision, device: torch.device) -> None:

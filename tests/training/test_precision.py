@@ -66,8 +66,11 @@ def together(spec: ModelSpec, batches: Batches) -> VmapEngine:
 
 
 def by_hand(spec: ModelSpec, samples: Samples, indices: Any, clients: Any, round: int) -> torch.Tensor:
-    """What everybody would write: nn.Module, torch.autocast, torch.optim.SGD; models ``(B, P)``."""
-    rows = []
+    """What everybody would write: nn.Module, torch.autocast, torch.optim.SGD; models ``(B, P)``.
+
+    On CPUs without AVX-512 oneDNN has no LSTM in bfloat16.
+    """
+    rows, onednn = [], torch.ops.mkldnn._is_mkldnn_bf16_supported()
     for client, own in zip(clients, indices, strict=True):
         x, y = Batches(samples, CPU).train(own)
         module = spec.build().train()
@@ -78,7 +81,7 @@ def by_hand(spec: ModelSpec, samples: Samples, indices: Any, clients: Any, round
             for at in range(0, len(epoch), WORK.batch_size):
                 batch = epoch[at : at + WORK.batch_size].copy()
                 optimizer.zero_grad()
-                with torch.autocast("cpu", torch.bfloat16):
+                with torch.autocast("cpu", torch.bfloat16), torch.backends.mkldnn.flags(enabled=onednn):
                     outputs = module(x[batch])
                 nn.CrossEntropyLoss()(outputs.float(), y[batch]).backward()
                 optimizer.step()
