@@ -193,7 +193,7 @@ def test_a_run_is_published_resumed_on_another_machine_and_compared(
     assert not [path for path in Path.cwd().iterdir() if path.name.startswith(("s3:", "file:"))]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("survivors", range(0, 20, 3))
 def test_whenever_publishing_ends_there_is_a_sound_run(
     survivors: int, settings: dict[str, Any], staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -805,7 +805,7 @@ def bucket_at(scheme: str, port: int, monkeypatch: pytest.MonkeyPatch) -> str:
     return "s3://lost/runs"
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 @pytest.mark.parametrize(
     ("port", "said"),

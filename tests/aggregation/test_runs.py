@@ -206,7 +206,7 @@ REFUSED = {"solo", "sub_fedavg", "qfedavg", "mtl", "pacfl, mtl", "mt_hfl, fednov
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_takes_a_rule_or_refuses_it(method: str, settings: dict[str, Any]) -> None:
     """Overlapping rows (FLT on a graph, FLIS (DC)), mixtures (FedSoft), and layers that stay with clients

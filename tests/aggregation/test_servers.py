@@ -143,7 +143,7 @@ def test_a_part_of_the_model_and_what_the_gps_is_told(name: str) -> None:
     assert facts[0].update_norm == pytest.approx(np.linalg.norm(new - OLD), rel=1e-6)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("size", [3 * PIECE + 17, LARGE + 5])
 def test_long_models_are_made_of_pieces(name: str, size: int) -> None:

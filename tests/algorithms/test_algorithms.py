@@ -120,7 +120,7 @@ def test_only_clients_that_are_there_are_sampled():
         assert found.tolist() == [0, 2, 5]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - OF_MIXTURES - {"flt"}))
 @few(max_examples=25)
 @given(

@@ -755,7 +755,7 @@ def test_the_server_computes_on_permuted_vectors_only(
         assert (private.path / name).read_bytes() == (swapped.path / name).read_bytes()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("algorithm", "training"),
     [

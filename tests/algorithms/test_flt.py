@@ -502,6 +502,7 @@ def test_bytes_by_hand(run, data):
 # --- events --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES, ids=["graph", "clusters"])
 def test_fcr_runs_again_in_fine_tune_mode(settings, data, case, monkeypatch):
     """FLT, Algorithm 3: the first time one encoder for all, later each client's own, fine-tuned; newcomers

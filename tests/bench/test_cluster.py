@@ -28,6 +28,7 @@ def test_the_double_loop_is_extrapolated_from_the_pairs_that_were_timed(monkeypa
     assert cluster.double_loop(signatures, pairs=5000) == pytest.approx(3.0)  # there are 780
 
 
+@pytest.mark.slow
 def test_every_size_is_a_row_of_a_process_of_its_own():
     ballast = np.ones(300_000_000 // 8)  # of this process, so none of a row's memory
     lines: list[str] = []

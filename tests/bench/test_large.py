@@ -1,5 +1,7 @@
 """Models of tens of millions of parameters beside the plain loop."""
 
+import pytest
+
 from rayfl.bench import large
 from rayfl.models import MODELS, ModelSpec
 
@@ -11,6 +13,7 @@ def test_the_plain_loop_trains_the_same_network() -> None:
     assert [tuple(p.shape) for p in task.network().parameters()] == list(spec.shapes)
 
 
+@pytest.mark.slow
 def test_both_are_measured() -> None:
     task = large.workload((5,), 2, "pacfl")
     row = large.measured(task, 1, {"backend": "inline"})

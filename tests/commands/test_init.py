@@ -64,6 +64,7 @@ def test_ruff_accepts_the_skeletons_as_they_are(tmp_path: Path) -> None:
         assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.slow
 def test_the_study_runs_as_it_stands(tmp_path: Path) -> None:
     written, tries = init("study", "", tmp_path)
     assert tries[1] == f"rayfl study {written[0]}"

@@ -122,7 +122,7 @@ def finished(
     return go
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", METHODS)
 def test_newcomers_find_their_like(method: str, finished: Any, tmp_path: Path) -> None:
     result = finished(**METHODS[method])
@@ -184,7 +184,7 @@ def test_newcomers_adapt_as_the_runs_clients_do(finished: Any, tmp_path: Path) -
     assert one["accuracy"][0] == pytest.approx(100 * right.float().mean().item())
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", ["fedavg", "cfl", "pacfl", "mt_hfl", "flis_hc", "ifca", "pca_km_hc"])
 def test_others_in_the_file_change_nothing_for_a_newcomer(method: str, finished: Any, tmp_path: Path) -> None:
     """Alone, with noise, with 2,000 white images: models see what they saw in training."""

@@ -561,6 +561,7 @@ def test_texts_cannot_be_relabelled() -> None:
 # --- scale ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_clients() -> None:
     halves = [{"labels": labels, "clients": 50_000, "samples": 4} for labels in (range(5), range(5, 10))]
     samples = samples_of(each=50_000, classes=10, tests=20)

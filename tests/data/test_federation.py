@@ -369,6 +369,7 @@ def test_describe() -> None:
     assert isinstance(table, pd.DataFrame)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_clients(tmp_path: Path) -> None:
     dataset = DATASETS["synthetic"](samples=1_000_000, test_size=2_000, features=1, clusters=4)
     samples = dataset.load(tmp_path)

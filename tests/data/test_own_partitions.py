@@ -119,6 +119,7 @@ def test_samples_are_numbered_as_the_dataset_has_them_whatever_the_server_holds(
     assert federation.samples.numbering is None  # nothing of it travels to the workers
 
 
+@pytest.mark.slow
 def test_a_million_rows_are_read_in_seconds(tmp_path: Path) -> None:
     count = 1_000_000
     data = Samples(

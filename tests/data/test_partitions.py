@@ -654,6 +654,7 @@ def test_settings_that_would_change_nothing_are_refused(
 # --- scale ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

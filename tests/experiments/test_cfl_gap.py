@@ -21,6 +21,7 @@ def trained(real_data: Callable[[str], Path]):
     return np.array([client.group for client in federation]), table, updates.numpy()
 
 
+@pytest.mark.slow
 def test_the_gap_opens_on_real_images(trained):
     """Figures 5 and 6: with 100 samples a client the bipartition is correct after five rounds, g > 0."""
     _, table, _ = trained

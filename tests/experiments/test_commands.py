@@ -64,6 +64,7 @@ def _check_script(path: Path, words: list[str]) -> None:
             assert (FOLDER.parent / word).exists(), f"no file {word}"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
 def test_the_commands_of_a_page_can_be_given(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER.parent)

@@ -36,7 +36,7 @@ def _prepared(file: str, size: str) -> Prepared:
     return prepare(read(FOLDER / file, size), check_data=False)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("file", "size"), SIZED)
 def test_a_study_can_be_run_as_it_stands(file: str, size: str) -> None:
     prepared = _prepared(file, size)
@@ -44,7 +44,7 @@ def test_a_study_can_be_run_as_it_stands(file: str, size: str) -> None:
     assert len(prepared.study.seeds) > 1  # one seed decides no claim
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("file", "size"),
     [

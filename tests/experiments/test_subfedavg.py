@@ -43,6 +43,7 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> rayfl.Result:
     )
 
 
+@pytest.mark.slow
 def test_the_smaller_network_answers_as_the_client_did(
     pruned: rayfl.Result,
     tmp_path: Path,

@@ -174,6 +174,7 @@ def spread(ran: Ran) -> float:
     return float(np.sqrt(((models - models.mean(axis=0)) ** 2).sum(axis=1).mean()))
 
 
+@pytest.mark.slow
 def test_the_stronger_the_pull_the_nearer_are_the_models(run: Run):
     settings = "rounds=8", "training.momentum=0", "evaluation.every=8"
     spreads = [spread(run("mtl", *settings, local=mtl(s))) for s in (0.0, 0.1, 1.0, 9.0)]

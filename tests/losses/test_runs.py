@@ -152,7 +152,7 @@ def test_the_best_round_has_the_lowest_loss(tmp_path: Path) -> None:
     assert not any("accuracy" in name for name in found if "_best_" in name)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("engine", ["vmap", "loop"])
 @pytest.mark.parametrize("loss", CASES)
 def test_engines_agree_on_a_run(loss: str, engine: str, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ ALIKE: list[list[str]] = [
 """What takes the loss in the same places as others do."""
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "given", [*METHODS, *(pytest.param(each, marks=pytest.mark.slow) for each in ALIKE)], ids=" ".join
 )

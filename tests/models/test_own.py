@@ -493,6 +493,7 @@ def test_torchvisions_networks_take_small_images(arch: str, channels: int) -> No
     assert first[1] == channels
 
 
+@pytest.mark.slow
 def test_torchvision() -> None:
     spec = spec_of(MODELS["torchvision"](arch="resnet18", norm="group", stem="cifar"), (1, 16, 16))
     module = spec.build()

@@ -244,6 +244,7 @@ def test_sums_in_a_tree_are_the_same_on_two_actors_of_which_one_is_killed(
     assert_same(inline, Result(directory.path))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("method", ["mt_hfl, scaffold", pytest.param("fedadam", marks=pytest.mark.slow)])
 def test_models_in_shards_are_the_same_when_a_server_of_one_is_killed(
@@ -356,6 +357,7 @@ def test_killed_and_resumed_is_uninterrupted(
     assert_same(run(long), resumed)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_stopped_while_clients_are_tested_and_resumed(
     method: str, settings: dict[str, Any], inline: dict[str, Result]

@@ -65,7 +65,7 @@ def _whole(whole: dict[str, Result], settings: dict[str, Any], method: str) -> R
     return whole[method]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", METHODS)
 def test_those_who_are_there_take_part_and_are_tested(
     method: str, settings: dict[str, Any], whole: dict[str, Result]
@@ -90,7 +90,7 @@ def test_those_who_are_there_take_part_and_are_tested(
     assert result.summary["accuracy_mean_best_test"] == pytest.approx(best)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("method", "stop"),
     [
@@ -359,7 +359,7 @@ DESERTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", DESERTED)
 def test_newcomers_who_find_nobody_there(method: str, settings: dict[str, Any]) -> None:
     """All old clients leave in the round in which others come: these are clustered."""

@@ -279,6 +279,7 @@ def test_a_cloud_that_averages_every_round_is_fedavg(cloud: dict[str, Any]) -> N
     assert same_models(loop(cloud, hierarchy=counted, training=sampled), loop(flat(cloud), training=sampled))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("common", ["all", 1, "none"])
 def test_clusters_crossed_with_edges(common: str | int, softmax: dict[str, Any]) -> None:
     """Each round all servers: what is common is one everywhere, what is not is the cluster's, as without

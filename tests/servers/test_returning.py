@@ -52,7 +52,7 @@ def signed(result: Result) -> list[int]:
     return [int(by_round.get(t, 0)) for t in range(5)]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("again", [{}, {"every": 2}], ids=["once", "clustered again meanwhile"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_cluster_whose_members_were_all_away_is_theirs_when_they_return(
@@ -70,7 +70,7 @@ def test_a_cluster_whose_members_were_all_away_is_theirs_when_they_return(
     assert (returned["round"], returned["returned"], returned["newcomers"]) == (3, [7, 8], [])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_newcomer_joins_the_cluster_of_absent_clients(method: str, settings: dict[str, Any]) -> None:
     """Client 8 waits; the other one of its group has left when it comes."""

@@ -237,7 +237,7 @@ LIKE_OTHERS = {
 """Slow, because another method has their kind of models, states and sums."""
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "method", [pytest.param(m, marks=pytest.mark.slow) if m in LIKE_OTHERS else m for m in METHODS]
 )
@@ -246,7 +246,7 @@ def test_a_run_with_shards_has_the_bits_of_one_without(method: str, settings: di
     assert_same(rayfl.run(plain), rayfl.run(sharded(plain)))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", ["fedavg", "pacfl", "mt_hfl, fednova", "mtl", "qfedavg", "fedadam"])
 def test_running_statistics_in_shards(method: str, settings: dict[str, Any]) -> None:
     layers = nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 10)

@@ -52,7 +52,7 @@ def named(path: Path) -> set[str]:
 # -- runs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", KEEPING)
 def test_a_run_whose_states_do_not_fit_gives_the_same(method: str, settings: dict[str, Any]) -> None:
     whole, spilled = (run(keeping(settings, method, memory)) for memory in (0.25, 0.0))
@@ -100,6 +100,7 @@ def test_files_that_nobody_needs_are_looked_for_only_when_some_were_written(
     assert len(looked) == 1 + 4
 
 
+@pytest.mark.slow
 def test_a_crash_before_any_change_of_the_disk_loses_nothing(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,7 +255,7 @@ def _checked(states: ClientStates, known: dict[int, NDArray[np.float32]], backen
         np.testing.assert_array_equal(row, known[client])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("budget", "every"), [(0, 0), (2000, 0), (2000, 3), (1 << 30, 5)])
 def test_rows_are_the_latest_wherever_they_are(
     budget: int, every: int, tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch

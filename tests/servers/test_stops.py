@@ -82,7 +82,7 @@ def stopped(config: dict[str, Any], after: int) -> Path:
     return paths[0]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", ["fedavg", "ifca", "cfl"])
 @pytest.mark.parametrize("tests", [{"every": 4}, {"every": 1, "coreset": 5}, {"every": 4, "local": True}])
 def test_a_stopped_run_that_ends_there_is_tested_as_one_of_so_many_rounds(

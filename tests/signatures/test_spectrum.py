@@ -175,7 +175,7 @@ def cluster(spectrum, clients, groups):
     return rows, cluster_signatures(clustering, signatures, rows, groups)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("seed", "foreign"), list(enumerate([0.0, 0.04, 0.08, 0.12, 0.16, 0.2])))
 def test_fashion_mnist_tasks_are_found_in_six_of_six_runs(fashion, seed, foreign):
     x, y = fashion
@@ -194,6 +194,7 @@ def test_fashion_mnist_tasks_are_found_when_users_differ_in_foreign_labels(fashi
     assert clusters.ari == 1
 
 
+@pytest.mark.slow
 def test_slight_noise_keeps_the_tasks_and_heavy_noise_destroys_them(fashion):
     x, y = fashion
     users, groups = task_users(y, CLOTHES_SHOES_BAGS, (5, 3, 2), (2000, 1000, 500), 0.1, 0)
@@ -202,7 +203,10 @@ def test_slight_noise_keeps_the_tasks_and_heavy_noise_destroys_them(fashion):
     assert cluster(Spectrum(noise=3.0), clients, groups)[1].ari < 0.7
 
 
-@pytest.mark.parametrize("seed", range(3))
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW)])
 def test_cifar10_tasks_are_found_through_pca(cifar10, seed):
     x, y = cifar10
     public = generator(seed, "public").choice(len(x), 2000, replace=False)

@@ -70,12 +70,6 @@ def tell(rayfl: Path, tmp_path: Path) -> Callable[..., str]:
     return told
 
 
-@pytest.mark.timeout(900)
-def test_a_method_runs_on_what_lies_in_an_own_folder(tell):
-    told = tell("--no-ray", "--only", "FedAvg")
-    assert "inline, killed" in told
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_methods_run_on_what_lies_in_an_own_folder(tell):

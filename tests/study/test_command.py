@@ -243,6 +243,7 @@ def test_a_part_of_a_study_has_a_folder_of_its_own() -> None:
     assert len(long[0].name) <= 120
 
 
+@pytest.mark.slow
 def test_a_study_on_object_storage_is_continued_on_another_machine(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -962,7 +962,7 @@ def test_losses_determine_what_a_table_may_name(tmp_path: Path) -> None:
             prepare(take(given, tmp_path), check_data=False)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "values",
     [

@@ -74,6 +74,7 @@ def wait_for_the_one_before(item: tuple[str, int]) -> Mapping[str, Any]:
     return {"said": not number or mark.exists()}
 
 
+@pytest.mark.slow
 def test_who_has_ended_is_said_while_others_go_on(ray_cluster: None, tmp_path: Path) -> None:
     """So that an archive has all finished runs whatever ends the study."""
     items, ended = [(str(tmp_path), number) for number in range(3)], list[int]()
@@ -96,11 +97,12 @@ def hashes(found: Study) -> list[str]:
     return [json.loads((Path(p) / "summary.json").read_text())["models_sha256"] for p in found.runs["path"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("actors", "seeds"),
     [
         pytest.param(1, [0, 1], id="a process has several runs"),
-        pytest.param(2, [0], id="a run has several processes", marks=pytest.mark.slow),
+        pytest.param(2, [0], id="a run has several processes"),
     ],
 )
 def test_side_by_side_and_one_after_another_give_the_same_bits(

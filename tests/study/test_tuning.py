@@ -285,6 +285,7 @@ def test_a_choice_by_numbers_that_no_run_has_is_refused(tmp_path: Path) -> None:
         run(tmp_path, tune=tune, methods={"FedAvg": {}}, seeds=0)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("optuna", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_no_more_trials_at_once_than_asked_for(ray_cluster: None, tmp_path: Path, optuna: bool) -> None:

@@ -90,7 +90,7 @@ def _is_long(name: str, work: LocalWork) -> bool:
     return name == "resnet9" or (work.momentum > 0 and name in LARGE)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("name", "settings", "shape", "work"),
     [
@@ -135,7 +135,7 @@ def test_any_shape_and_any_ragged_clients(
     assert_equal(spec, LocalWork(epochs, batch, 0.005, momentum, decay), sizes, together=together)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("name", "settings", "shape"), [c for c in CASES if c[0] in ("linear", "mthfl_mlp", "lenet5")]
 )
@@ -191,7 +191,7 @@ class Stack(Model):
         return body.train()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "parts",
     ["dropout after pooling", "dropout between convolutions", "GroupNorm", "BatchNorm", "norms of vectors"],

@@ -202,7 +202,7 @@ def check(spec: ModelSpec, work: LocalWork, sizes: list[int], terms: Terms, *eng
 COVERED = [option for option, (changes, _) in OPTIONS.items() if "frozen" not in changes]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("extra", "option"),
     [
@@ -224,6 +224,7 @@ def test_every_option_equals_the_loop(case: str, extra: str, option: str, calls:
 
 
 @pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("case", "extra"),
     [
@@ -258,7 +259,7 @@ def test_any_shape_and_any_ragged_clients(
     check(spec, LocalWork(2, batch, 0.005, momentum, 0.1, proximal=mu), sizes, Terms())
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", ["mlp", "padding", "lenet5", "norm", "tanh", "norms", "skip", "dropout"])
 def test_a_client_does_not_depend_on_who_trains_with_it(case: str) -> None:
     """Bit for bit, however many samples the others have."""
@@ -455,7 +456,7 @@ def test_each_client_is_pulled_towards_its_own_start(make: Any) -> None:
     truth.check(make(spec, batches, 0).train(work, *given, start))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", CASES)
 def test_kernels_stay_within_their_memory(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind each array lie NaN, which they neither overwrite nor let into any result."""

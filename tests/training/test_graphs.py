@@ -228,7 +228,7 @@ def compare(
     return recording
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", [case for case in MODEL_CASES if case not in LARGE])
 def test_every_kind_of_layer(case: str, as_on_a_gpu: None) -> None:
     recorder = Again()
@@ -256,7 +256,7 @@ def test_the_cases_have_every_kind_of_layer() -> None:
     assert {kind.__name__ for kind in ends(layers.Layer) - found} == of_texts
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", [case for case in MODEL_CASES if case not in LARGE])
 def test_a_step_is_a_function_of_its_fixed_memory_alone(case: str, as_on_a_gpu: None) -> None:
     """Without momentum, where layers write to the models themselves; with it below, for every option."""
@@ -265,7 +265,7 @@ def test_a_step_is_a_function_of_its_fixed_memory_alone(case: str, as_on_a_gpu: 
     assert engine.recorded.replays > 4
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", [*MODEL_CASES, "grouped"])
 def test_what_layers_do_on_a_gpu_equals_the_loop(case: str, as_on_a_gpu: None) -> None:
     """Convolutions of all clients in one, rows of embeddings added up in order."""
@@ -314,6 +314,7 @@ def test_convolutions_by_columns(
         torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", LARGE)
 def test_large_models(case: str, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "WARM_UPS", 1)
@@ -322,7 +323,7 @@ def test_large_models(case: str, as_on_a_gpu: None, monkeypatch: pytest.MonkeyPa
     assert engine.recorded.replays > 1
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("option", "extra"),
     [

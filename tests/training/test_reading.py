@@ -200,7 +200,7 @@ WRITTEN = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("work", SGDS, ids=str)
 @pytest.mark.parametrize("written", WRITTEN)
 def test_however_it_is_written_it_equals_the_loop(written: str, work: LocalWork) -> None:

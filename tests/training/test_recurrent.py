@@ -71,7 +71,7 @@ def assert_equal(
         truth.check(engine.train(work, 1, clients, indices, start, terms))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("depth", "embedding", "hidden", "length", "words"),
     [(1, 5, 7, 6, 20), (2, 6, 6, 9, 30), (3, 8, 4, 1, 11), (2, 3, 5, 4, 200)],
@@ -95,7 +95,7 @@ def test_a_batch_that_is_too_large_for_the_kernels_equals_the_loop(monkeypatch: 
     assert_equal(ModelSpec.of(model, (7,), 20, 0), texts(7, 20), work, sizes=LARGE)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "change",
     [{"proximal": 0.1}, {"inner_lr": 0.2}, {"weight_decay": 0.1}, {"lr_alpha": 0.5, "lr_power": 1.0}],

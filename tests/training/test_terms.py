@@ -127,7 +127,7 @@ def make_case(case: str) -> tuple[ModelSpec, list[int]]:
     return spec, {"leaf_cnn": [5, 2], "mlp": [11, 6, 3, 15, 8]}.get(case, [7, 4, 6])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize(
     ("case", "extra"),
@@ -156,7 +156,7 @@ def test_a_large_model_equals_the_loop(option: str) -> None:
     assert_equal(spec, work, sizes, make_terms(terms, spec, sizes))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_vmap_equals_the_loop(option: str) -> None:
     changes, terms = OPTIONS[option]
@@ -203,7 +203,7 @@ def assert_same(one: TrainedBlock, other: TrainedBlock) -> None:
     assert one.steps.tolist() == other.steps.tolist()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("extra", ["sgd", "both"])
 @pytest.mark.parametrize("case", ["mlp", "lenet5-bn"])
 @pytest.mark.parametrize("make", ENGINES)

@@ -116,7 +116,7 @@ def spec_of(module: Callable[..., nn.Module], **settings: Any) -> ModelSpec:
     return ModelSpec.of(Words(module=module, settings=settings), (LENGTH,), WORDS, 0)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("together", [1, 4])
 @pytest.mark.parametrize("work", [PLAIN, LocalWork(2, 5, 0.2, momentum=0.5, weight_decay=0.01)], ids=str)
 @pytest.mark.parametrize("module", [Attention, Dropped, Normed])
