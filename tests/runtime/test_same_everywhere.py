@@ -23,6 +23,7 @@ from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
 from rayfl.servers.driver import Driver
+from tests.algorithms.test_contract import Contrast
 from tests.runs import METHODS, TASKS, actors, assert_same
 
 
@@ -216,6 +217,19 @@ def test_a_network_with_dropout_draws_the_same_when_its_actor_is_killed(
     given = _with_network(settings, network)
     on_ray = {**given["execution"], "backend": "ray", "actors": 2}
     assert_same(run(given), _with_a_killed_actor({**given, "execution": on_ray}))
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_loss_with_guides_is_the_same_on_two_actors(
+    engine: str, settings: dict[str, Any], ray_cluster: None
+) -> None:
+    """MOON, an own objective that keeps a model as client state."""
+    training = {**settings["training"], "engine": engine}
+    given = {**settings, "training": training, "local": Contrast()}
+    execution = {**settings["execution"], "backend": "ray", "actors": 2}
+    assert_same(run(given), run({**given, "execution": execution}))
 
 
 @pytest.mark.slow
