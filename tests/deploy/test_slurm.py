@@ -26,7 +26,7 @@ PATIENCE = 400.0
 def test_the_shell_takes_it() -> None:
     subprocess.run(["bash", "-n", SBATCH], check=True)
     if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", SBATCH], check=True)
+        subprocess.run(["shellcheck", "--severity=warning", SBATCH], check=True)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,27 @@ def test_who_cancels_before_the_run_begins_is_heard(tmp_path: Path) -> None:
     assert not (tmp_path / "ended").exists()
 
 
-def _script(folder: Path, given: list[str], rayfl: str, ray: str = "") -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize(
+    ("limit", "given"),
+    [
+        ({"SLURM_MEM_PER_NODE": "2000"}, "--memory=1400000000 --object-store-memory=500000000"),
+        ({"SLURM_MEM_PER_CPU": "500"}, "--memory=1400000000 --object-store-memory=500000000"),
+        ({"SLURM_MEM_PER_NODE": "0"}, ""),
+        ({}, ""),
+    ],
+    ids=["--mem", "--mem-per-cpu", "all", "unlimited"],
+)
+def test_ray_is_told_the_memory(tmp_path: Path, limit: dict[str, str], given: str) -> None:
+    """Of four CPUs; in MB."""
+    done = _script(tmp_path, ["digits-demo"], "", f'echo "$@" > {tmp_path}/ray-called', limit)
+    assert done.returncode == 0, done.stderr
+    told = (tmp_path / "ray-called").read_text().split()
+    assert " ".join(each for each in told if "memory=" in each) == given
+
+
+def _script(
+    folder: Path, given: list[str], rayfl: str, ray: str = "", limits: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run the script with programs that only pretend.
 
     Args:
@@ -69,6 +89,7 @@ def _script(folder: Path, given: list[str], rayfl: str, ray: str = "") -> subpro
         given: the arguments of the job.
         rayfl: what the command rayfl does, in bash.
         ray: what srun does with the command ray.
+        limits: further environment variables of the job.
     """
     fakes = {
         "scontrol": "echo here",
@@ -79,7 +100,7 @@ def _script(folder: Path, given: list[str], rayfl: str, ray: str = "") -> subpro
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "4"}
-    job |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_NODELIST": "here"}
+    job |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_NODELIST": "here", **(limits or {})}
     path = {"PATH": f"{folder}:{os.environ['PATH']}"}
     command = f"echo $$ > pid; exec bash {SBATCH} {shlex.join(given)}"
     return subprocess.run(
