@@ -12,6 +12,8 @@ Bad input prints one line and exits with code 2, as in ``rayfl``; Ctrl-C exits w
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -86,4 +88,7 @@ def main(
     except (Interrupted, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # script | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
+        return 128 + signal.SIGPIPE
     return 0

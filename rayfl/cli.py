@@ -504,6 +504,12 @@ def expert(
         except Interrupted:
             _say("interrupted; nothing was written")
             raise
+        except ClientError as error:
+            if not error.diverged:
+                raise
+            where = f"the expert diverged in epoch {error.round + 1}"
+            print(f"error: {where}; a smaller training.lr may help", file=sys.stderr)
+            raise typer.Exit(1) from None
     _say(f"written: {short(model)}; use it with order.score=expert order.expert={model}")
     _say(f"written: {short(losses)}; use it with partition.name=difficulty partition.losses={losses}")
 

@@ -131,3 +131,18 @@ def test_nothing_is_left_of_an_expert_that_was_interrupted(
     assert caught.value.code == 130
     assert capsys.readouterr().out == "interrupted; nothing was written\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_an_expert_that_diverged_is_told_by_its_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = ["model.hidden=[4]", "training.lr=1e30", "--epochs", "2"]
+    monkeypatch.setattr("sys.argv", ["rayfl", "expert", "digits-demo", *settings])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 1
+    assert capsys.readouterr().err == (
+        "error: the expert diverged in epoch 1; a smaller training.lr may help\n"
+    )
+    assert not list(tmp_path.iterdir())
