@@ -175,7 +175,9 @@ def evaluation_coreset(graph: Graph, references: int, *, seed: int = 0) -> Cores
     if points is None:
         raise DataError("evaluation coreset: the graph of clients has no vectors to measure distances by")
     neighbours = int(np.clip(round(len(graph) / (2 * max(1, references))), 2, NEIGHBOURS))
-    near = graph if neighbours == NEIGHBOURS else client_graph(points, neighbours=neighbours)
+    near = graph
+    if neighbours != NEIGHBOURS:
+        near = client_graph(points, clusters=graph.groups, neighbours=neighbours)
     ids = client_coreset(near, references, seed=seed).ids
     return Coreset(ids, _shares_by_distance(points, ids))
 

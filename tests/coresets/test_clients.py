@@ -171,6 +171,15 @@ def test_equal_clients_share_their_weight_among_equal_references():
     np.testing.assert_allclose(core.weights, 1 / 3 / per_kind[kind[core.ids]])
 
 
+def test_clusters_of_the_graph_are_kept_with_fewer_neighbours():
+    """Two equal clusters in the same place have equally many references, though there are fewer neighbours."""
+    cluster = np.arange(20) % 2
+    for seed in range(5):
+        graph = clients.client_graph(np.zeros((20, 2)), clusters=cluster, seed=seed)
+        for K in (2, 4):
+            assert cluster[clients.evaluation_coreset(graph, K, seed=seed).ids].sum() == K / 2
+
+
 def test_the_whole_population_is_evaluated_as_it_is():
     _, histograms = three_groups(12, 0)
     core = clients.evaluation_coreset(clients.client_graph(histograms), 40)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -244,6 +246,21 @@ def test_analyses_share_seeds_folder_and_settings(tmp_path: Path) -> None:
     assert seen[0].out.is_dir()
     assert seen[0].overrides == ["rounds=5", "a.b=1"]
     assert seen[0].rounds == 3
+
+
+def test_a_closed_pipe_ends_an_analysis_in_silence() -> None:
+    """As in ``script | head``."""
+    work = "lambda options: [print('a', flush=True) for _ in iter(int, 1)]"  # for ever
+    code = f"import sys; import frame; sys.exit(frame.main('', {work}))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=FOLDER
+    ) as script:
+        assert script.stdout
+        assert script.stderr
+        assert script.stdout.readline() == "a\n"
+        script.stdout.close()
+        assert script.stderr.read() == ""
+    assert script.returncode == 128 + signal.SIGPIPE
 
 
 def test_scripts_take_their_options_from_the_frame() -> None:
