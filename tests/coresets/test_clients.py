@@ -172,7 +172,7 @@ def test_equal_clients_share_their_weight_among_equal_references():
 
 
 def test_clusters_of_the_graph_are_kept_with_fewer_neighbours():
-    """Two equal clusters in the same place have equally many references, though there are fewer neighbours."""
+    """Two equal clusters in the same place have equally many references, with fewer neighbours too."""
     cluster = np.arange(20) % 2
     for seed in range(5):
         graph = clients.client_graph(np.zeros((20, 2)), clusters=cluster, seed=seed)
