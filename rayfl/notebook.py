@@ -79,10 +79,13 @@ class Progress:
                 self._done, self._total = event.round + 1, event.rounds
                 self._row = f"round {self._done} of {self._total}, loss {row['train_loss']:.3f}"
                 self._pace.round(self._done, row["seconds"])
-                if event.tested:
+                if row.get("accuracy_mean") is not None:
                     mark = "" if row.get("estimated_from") is None else "≈ "
                     self._row += f", accuracy {mark}{percent(row['accuracy_mean'])}"
                     self._row += f", worst 10 % of clients {mark}{percent(row['accuracy_worst10'])}"
+                for name in event.measures:
+                    if row.get(name) is not None:
+                        self._row += f", {name.removesuffix('_mean')} {row[name]:.4g}"
             case Finished(summary=summary):
                 self._notes.append(f"finished in {duration(summary['seconds'])}")
             case Stopped(rounds=rounds, repeats=repeats):

@@ -112,6 +112,7 @@ class Result:
         Raises:
             ConfigError: unless exactly one of ``client`` and ``cluster`` is given and exists, or if a
                 cluster's model should be fine-tuned.
+            RayflError: if the run has no models: it is not finished, or comes from an archive.
         """
         from safetensors.torch import load_file
 
@@ -129,7 +130,9 @@ class Result:
                 clusters = sorted(
                     f.stem.removeprefix("model_") for f in file.parent.glob("model_*.safetensors")
                 )
-                remedy = nearest(str(cluster), clusters) if clusters else "the run is not finished"
+                if not clusters:  # as for a client
+                    raise RunDirectory(self.path).without_checkpoint()
+                remedy = nearest(str(cluster), clusters)
                 raise ConfigError(str(self.path), f"there is no cluster {cluster!r}", remedy)
             tensors = load_file(file)
         module = host.spec.build()

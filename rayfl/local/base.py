@@ -110,6 +110,10 @@ class LocalObjective(Section):
     masks: ClassVar[bool] = False
     """Whether clients leave parameters out of the average (``Outcome.kept``)."""
 
+    facts: ClassVar[tuple[str, ...]] = ()
+    """Names that :meth:`client_facts` may give. The summary has their means, such as ``pruned_weights_mean``,
+    which studies can show and make claims about."""
+
     counts_absent: ClassVar[bool] = False
     """Whether clients that took part before, but not in this round, still count in the average: each with
     weight 1 and the server's current model."""
@@ -224,7 +228,8 @@ class LocalObjective(Section):
         return model
 
     def client_facts(self, states: NDArray[np.float32], spec: ModelSpec) -> dict[str, NDArray[np.float64]]:
-        """Facts about clients, computed from their states ``(n, S)``: columns ``(n,)`` of ``clients.csv``."""
+        """Facts about clients, computed from their states ``(n, S)``: columns ``(n,)`` of ``clients.csv``, by
+        the names in :attr:`facts`."""
         return {}
 
 

@@ -64,6 +64,7 @@ class SubFedAvg(LocalObjective):
     """
 
     classes_only: ClassVar[bool] = True
+    facts: ClassVar[tuple[str, ...]] = ("pruned_weights", "pruned_channels")
 
     name: Literal["sub_fedavg"] = "sub_fedavg"
     pruning: Literal["unstructured", "hybrid"] = Field(

@@ -99,7 +99,7 @@ function merged(base, change) {
   return found;
 }
 
-const NAMING = new Set(["encode", "by", "tip", "band", "interval"]);  // what is there names columns; other texts may be the user's
+const NAMING = new Set(["encode", "by", "tip", "band", "interval", "hollow"]);  // what is there names columns; other texts may be the user's
 
 function filledIn(value, slider, naming = false) {
   if (typeof value === "string") return naming ? value.replaceAll("{slider}", () => slider) : value;

@@ -26,7 +26,8 @@ class Plots:
     def accuracy(self) -> Picture:
         """Mean accuracy over rounds, in a band from the worst to the best 10 % of clients."""
         evaluated = self._run.evaluated
-        self._require(not evaluated.empty, "evaluation")
+        measured = "accuracy_mean" in evaluated and bool(evaluated["accuracy_mean"].notna().any())
+        self._require(measured, "accuracy over rounds")
         return picture(figures.accuracy_over_rounds(_rounds_from_one(evaluated)))
 
     def loss(self) -> Picture:

@@ -237,15 +237,17 @@ def _mean(costs: Sequence[_Cost]) -> _Cost:
 
 
 def _speed_key(run: PlannedRun) -> str:
-    """What determines the cost of a run: method, model, data, clients, settings of work and tests, and what
-    is written.
+    """What determines the cost of a run: method, model, data, clients, settings of work and tests, the parts
+    that are named, and what is written.
     """
     c = run.config
+    parts = (c.loss.name, c.local.name, c.order.name, c.sampling.name, c.aggregation.name, c.hierarchy)
+    grouping = (c.clustering.signature.name, c.clustering.features.name, c.clustering.grouping)
     t, clients = c.training, c.partition.model_dump(exclude={"alpha"})
     work = (t.epochs, t.batch_size, t.participation, t.engine, t.precision)
     o = c.output
     written = (o.checkpoint_every, o.keep_checkpoints, o.report, o.tensorboard)
-    return repr((run.method, c.model, c.data, work, clients, c.evaluation, written))
+    return repr((run.method, c.model, c.data, work, clients, c.evaluation, parts, grouping, written))
 
 
 def _recorded_cost(run: PlannedRun) -> _Cost | None:

@@ -57,7 +57,7 @@ class Tune(Section):
     per: Literal["method", "point"] = Field(
         "method", description="choose once for a method over the whole grid, or for each point of the grid"
     )
-    samples: int = Field(1, ge=1, le=10_000, description="number of points that a search draws")
+    samples: int = Field(1, ge=1, le=10_000, description="number of points that a search draws, at least 2")
     search: Literal["random", "optuna"] = Field("random", description="search algorithm")
     scheduler: Literal["none", "asha"] = Field("none", description="asha: ends unpromising runs early")
     settings: Settings = Field({}, description="settings only for the runs that choose, such as rounds")
@@ -109,6 +109,8 @@ class Tune(Section):
             raise ValueError(
                 f"{drawn[0]}: values from a range are chosen once per method; with per: point, list them"
             )
+        if self.samples == 1 and not self.is_grid:
+            raise ValueError("samples: a search draws that many points; set it to 2 or more, such as 20")
         return self
 
     @property
@@ -230,6 +232,11 @@ class Expected(Section):
             for label, each in value.items()
         }
 
+    def claim(self, label: str, figure: float) -> str:
+        """The claim that a method has its figure; there must be a tolerance."""
+        name = label if label.replace("_", "").isalnum() else f'"{label}"'
+        return f"{name}.{self.column} ~ {figure:.15g} +- {self.within:.15g}"
+
 
 class Claim(Section):
     """A claim with its source; text alone stands for a claim without one."""
@@ -320,6 +327,8 @@ class StudyFile(Section):
     )
     _other_methods: dict[str, Settings] = PrivateAttr(default_factory=dict)
     _claims_left_out: tuple[Claim, ...] = PrivateAttr(())
+    _expected_of_all: tuple[Expected, ...] = PrivateAttr(())
+    _reference_left_out: str | None = PrivateAttr(None)
     _size_name: str = PrivateAttr("")
     _of_size: dict[str, Settings] = PrivateAttr(default_factory=dict)
     _source: Path | None = PrivateAttr(None)
@@ -463,7 +472,15 @@ class StudyFile(Section):
     @property
     def claims_left_out(self) -> list[str]:
         """The claims that are not checked, since they name methods that are not run now."""
-        return [each.claim for each in self._claims_left_out]
+        figures = [
+            expected.claim(label, figure)
+            for expected in self._expected_of_all
+            if expected.within is not None
+            for label, at in expected.figures.items()
+            if label in self._other_methods
+            for figure in (self._at_points(at).values() if isinstance(at, dict) else [at])
+        ]
+        return [*(each.claim for each in self._claims_left_out), *figures]
 
     def content(self) -> dict[str, Any]:
         """What :func:`take` reads as this study, also where only some of its methods are run."""
@@ -472,20 +489,27 @@ class StudyFile(Section):
         expected = tuple(
             each.model_copy(
                 update={
-                    "figures": {label: self._at_points(figures) for label, figures in each.figures.items()}
+                    "figures": {
+                        label: self._at_points(at) if isinstance(at, dict) else at
+                        for label, at in each.figures.items()
+                    }
                 }
             )
-            for each in self.expected
+            for each in self._expected_of_all or self.expected
         )
-        claims = (*self.claims, *self._claims_left_out)
-        update = {"methods": self.all_methods, "only": only, "expected": expected, "claims": claims}
+        reference = self.report.reference or self._reference_left_out
+        update = {
+            "methods": self.all_methods,
+            "only": only,
+            "expected": expected,
+            "claims": (*self.claims, *self._claims_left_out),
+            "report": self.report.model_copy(update={"reference": reference}),
+        }
         whole = self.model_copy(update=update)
         return whole.model_dump(mode="json")
 
-    def _at_points(self, figures: float | dict[str, float]) -> float | dict[str, float]:
+    def _at_points(self, figures: Mapping[str, float]) -> dict[str, float]:
         """The published figures of the points of the grid."""
-        if not isinstance(figures, dict):
-            return figures
         return {name: figure for name, figure in figures.items() if self.has_point(name)}
 
     def values_of(self, point: Mapping[str, str]) -> dict[str, str | float]:
@@ -1064,6 +1088,8 @@ def _with_methods(study: StudyFile, only: Sequence[str]) -> StudyFile:
     )
     chosen._other_methods = {label: own for label, own in study.all_methods.items() if label not in methods}
     chosen._claims_left_out = tuple(claim for claim in study.claims if claim not in claims)
+    chosen._expected_of_all = study.expected
+    chosen._reference_left_out = study.report.reference
     return chosen
 
 

@@ -139,11 +139,13 @@ class Study:
 
     def _repr_html_(self) -> str:
         """For notebooks: the table, and the claims."""
+        import html
+
         import pandas as pd
 
         main = tables.main_table(self.results)
-        html = pd.DataFrame(list(main.rows), columns=list(main.header)).to_html(index=False)
+        shown = pd.DataFrame(list(main.rows), columns=list(main.header)).to_html(index=False)
         if self.judgements:
             claims = tables.claim_table(self.judgements)
-            html += pd.DataFrame(list(claims.rows), columns=list(claims.header)).to_html(index=False)
-        return f"{html}<p>{main.caption}</p>"
+            shown += pd.DataFrame(list(claims.rows), columns=list(claims.header)).to_html(index=False)
+        return f"{shown}<p>{html.escape(main.caption)}</p>"

@@ -176,7 +176,8 @@ def _chart_by_point(
         for number, lines in enumerate(by_point):
             for column, values in lines[place].columns.items():
                 columns[f"{column} @{number}"] = [*values, *[None] * (longest - len(values))]
-        merged.append(Line(line.name, columns))
+        hollow = next((lines[place].hollow for lines in by_point if lines[place].hollow), "")
+        merged.append(Line(line.name, columns, f"{hollow} @{{slider}}" if hollow else ""))
 
     def with_slider(metric: Metric) -> Metric:
         ends = {"low": f"{metric.low} @{{slider}}" if metric.low else ""}
@@ -184,6 +185,7 @@ def _chart_by_point(
         return replace(metric, column=f"{metric.column} @{{slider}}", **ends)
 
     wanted = {name for m in (*metrics, *xs) for name in (m.column, m.low, m.high) if name}
+    wanted |= {line.hollow for lines in by_point for line in lines if line.hollow}
     chart = draw([with_slider(m) for m in metrics], [with_slider(x) for x in xs], merged)
     sources = [
         {name: values for name, values in line.columns.items() if name.rpartition(" @")[0] in wanted}

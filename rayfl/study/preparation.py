@@ -15,7 +15,7 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.study import claims as claim_rules
 from rayfl.study import searching, tables, tuning
 from rayfl.study.claims import Judgement, Statement
-from rayfl.study.file import Claim, StudyFile, shown
+from rayfl.study.file import Claim, Expected, StudyFile, shown
 from rayfl.study.plan import PlannedRun, hashed_settings, place_of, plan, points
 from rayfl.study.results import MOST_GROUPS, Results, check_column, group_of, is_percentage, known_numbers
 from rayfl.study.running import has_ended
@@ -236,8 +236,13 @@ def check_clients(runs: Iterable[PlannedRun]) -> None:
             check_clustering(c, *divided[parts])
 
 
+_OF_GROUPS = ("ari", "group_var_within", "group_var_between")
+"""Numbers that only clients of planted groups give."""
+
+
 def check_groups(prepared: Prepared) -> None:
-    """Refuse numbers of planted groups that no run has; only studies that use such numbers are checked.
+    """Refuse numbers of planted groups, and perplexities, that no run has; only studies that use such numbers
+    are checked.
 
     The groups are those after the last event, for the first seed. After a minute nothing is refused.
 
@@ -247,11 +252,12 @@ def check_groups(prepared: Prepared) -> None:
     from rayfl.servers.building import divide
 
     named = {number: each.where for each in prepared.named if (number := group_of(each.column)) is not None}
-    agreements = [each.where for each in prepared.named if each.column == "ari"]
-    if not named and not agreements:
+    agreements = [each for each in prepared.named if each.column in _OF_GROUPS]
+    perplexities = [each for each in prepared.named if each.column == "perplexity_mean"]
+    if not named and not agreements and not perplexities:
         return
     start, divided = time.monotonic(), set[str]()
-    known, most = set[int](), 0
+    known, most, tasks = set[int](), 0, set[str]()
     for run in prepared.runs:
         c = run.config
         parts = repr((c.data, c.partition, c.events, c.rounds))
@@ -261,14 +267,18 @@ def check_groups(prepared: Prepared) -> None:
             return
         divided.add(parts)
         with _of_run(run):
-            groups = divide(c)[0][-1].federation.groups
+            federation = divide(c)[0][-1].federation
+        groups = federation.groups
+        tasks.add(federation.samples.task)
         of_run = set() if groups is None else set(groups.tolist())
         most = max(most, len(of_run))
         known |= of_run if len(of_run) <= MOST_GROUPS else set()
-    for where in agreements if not most else ():
-        raise ConfigError(
-            where, "no run measures ari: its clients are of no planted groups", "leave it out, or plant some"
-        )
+    for each in agreements if not most else ():
+        what = f"no run measures {each.column}: its clients are of no planted groups"
+        raise ConfigError(each.where, what, "leave it out, or plant some")
+    for each in perplexities if "words" not in tasks else ():
+        what = f"no run measures {each.column}: its data are no texts whose next words are predicted"
+        raise ConfigError(each.where, what, "leave it out")
     for number, where in named.items():
         if number not in known:
             valid = ", ".join(f"accuracy_group_{group}" for group in sorted(known))
@@ -384,7 +394,7 @@ def _check_at(claim: Claim, axis: str, point: Any, axes: Mapping[str, Sequence[s
     return known
 
 
-def _figure_claims(study: StudyFile, expected: Any) -> list[Claim]:
+def _figure_claims(study: StudyFile, expected: Expected) -> list[Claim]:
     """A claim for each published figure that has a tolerance."""
     if expected.within is None:
         return []
@@ -393,10 +403,8 @@ def _figure_claims(study: StudyFile, expected: Any) -> list[Claim]:
         for point in points(study):
             figure = tables.figure_at(value, point) if isinstance(value, Mapping) else value
             if figure is not None:
-                name = label if label.replace("_", "").isalnum() else f'"{label}"'
-                text = f"{name}.{expected.column} ~ {figure:.15g} +- {expected.within:.15g}"
                 about = {"source": expected.source, "protocol": expected.protocol}
-                claims.append(Claim(claim=text, at=dict(point), **about))
+                claims.append(Claim(claim=expected.claim(label, figure), at=dict(point), **about))
     return claims
 
 

@@ -249,7 +249,7 @@ class StudyDisplay:
         for run in finished:
             self._reported.add(run.key)
             self._finished += 1
-            result = _result_text(self._paths[run.key], self._stage.chooses)
+            result = _result_text(self._paths[run.key], self._stage.chosen_by)
             self._print(f"{self._finished}/{len(runs)}  {run.title}: {result}{self._and_left(left)}")
         self.screen.advance(rounds, f"{self._finished}/{len(runs)} runs", left)
         if not self.screen.has_bar and self._clock() - self._printed >= _QUIET:
@@ -312,15 +312,22 @@ def _trial_text(trial: Mapping[str, Any]) -> str:
     return f"{settings}: {score} on validation samples{early}"
 
 
-def _result_text(path: Path, chooses: bool) -> str:
-    """The result of a run; if settings are chosen, that on validation samples only."""
+def _result_text(path: Path, chosen_by: str) -> str:
+    """The result of a run: its accuracy, or loss; if settings are chosen, only what they are chosen by.
+
+    Args:
+        path: the run directory.
+        chosen_by: that metric, on validation samples; empty: none are chosen.
+    """
     try:
         summary = RunDirectory(path).read_json("summary.json") or {}
     except Damaged:
         return "done"
-    seconds, held_out = duration(summary.get("seconds")), summary.get("validation_accuracy_mean")
-    if chooses:
-        return (
-            "done" if held_out is None else f"accuracy {percent(held_out)} on validation samples in {seconds}"
-        )
-    return f"accuracy {percent(summary.get('accuracy_mean'))} in {seconds}"
+    prefix, on = ("validation_", " on validation samples") if chosen_by else ("", "")
+    measured = [name for name in ("accuracy_mean", "loss_mean") if summary.get(name) is not None]
+    name = chosen_by or (measured or ["accuracy_mean"])[0]
+    value = summary.get(f"{prefix}{name}")
+    if value is None:
+        return "done"
+    amount = percent(value) if "accuracy" in name else f"{value:.4g}"
+    return f"{name.removesuffix('_mean')} {amount}{on} in {duration(summary.get('seconds'))}"

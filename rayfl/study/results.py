@@ -13,11 +13,13 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from rayfl.algorithms import Algorithm
 from rayfl.config import Config
 from rayfl.data.base import TestedOn
 from rayfl.errors import ConfigError, Damaged, nearest
 from rayfl.evaluation import protocols
 from rayfl.evaluation.metrics import METRICS
+from rayfl.local import OBJECTIVES
 from rayfl.losses import LOSSES, Loss
 from rayfl.report.compare import flat
 from rayfl.rundir import RunDirectory
@@ -47,33 +49,55 @@ OTHERS = (
     "fallbacks",
     "newcomers",
     "newcomers_bytes_up",
-    "pruned_weights_mean",
-    "pruned_channels_mean",
     "bytes_up",
     "bytes_down",
     "seconds",
 )
 """Numbers of a run's summary in addition to the tests of :mod:`rayfl.evaluation.protocols`."""
 
-NEEDS = {
-    protocols.NEWCOMERS: (
-        "an event {name: join, round: <the last>, clients: 5}",
-        lambda c: any(e.name == "join" and e.round == c.rounds for e in c.events),
-    ),
-    "local_": ("evaluation.local=true", lambda c: c.evaluation.local),
-    "common_": ("evaluation.common=true", lambda c: c.evaluation.common),
-    "finetuned_": ("evaluation.finetune_epochs=1", lambda c: c.evaluation.finetune_epochs > 0),
-    "validation_": ("partition.validation=0.1", lambda c: c.partition.validation > 0),
-    "_best_validation": ("partition.validation=0.1", lambda c: c.partition.validation > 0),
-}
-"""Parts of names, the setting that such numbers require, and whether a config has it."""
+
+def _has_late_newcomers(config: Config) -> bool:
+    return any(event.name == "join" and event.round == config.rounds for event in config.events)
+
+
+def _has_fallbacks(config: Config) -> bool:
+    return type(config.algorithm).tested_with is not Algorithm.tested_with
+
+
+_VALIDATION = "partition.validation=0.1", lambda config: config.partition.validation > 0
+
+NEEDS: tuple[tuple[str, str, Callable[[Config], bool]], ...] = (
+    ("newcomers", "an event {name: join, round: <the last>, clients: 5}", _has_late_newcomers),
+    ("local_", "evaluation.local=true", lambda config: config.evaluation.local),
+    ("common_", "evaluation.common=true", lambda config: config.evaluation.common),
+    ("finetuned_", "evaluation.finetune_epochs=1", lambda config: config.evaluation.finetune_epochs > 0),
+    ("validation_", *_VALIDATION),
+    ("_best_validation", *_VALIDATION),
+    ("validation_", "evaluation.validation=true", lambda config: config.evaluation.validation),
+    ("_best_validation", "evaluation.validation=true", lambda config: config.evaluation.validation),
+    ("fallbacks", "a method that may test a client with another cluster's model", _has_fallbacks),
+)
+"""Parts of names, what such numbers require, and whether a config has it."""
+
+
+def known_facts() -> dict[str, list[str]]:
+    """The means of what local objectives report about their clients, and the objectives that report each."""
+    known: dict[str, list[str]] = {}
+    for name, objective in OBJECTIVES.items():
+        for fact in objective.facts:
+            known.setdefault(f"{fact}_mean", []).append(name)
+    return known
+
+
+def known_numbers() -> frozenset[str]:
+    """The names of all numbers that a run's summary may have."""
+    measures = frozenset(f"{name}_mean" for loss in LOSSES.values() for name in loss.measures)
+    return _known_numbers(measures, frozenset(known_facts()))  # a user may add losses at any time
 
 
 @cache
-def known_numbers() -> frozenset[str]:
-    """The names of all numbers that a run's summary may have."""
-    measures = {f"{name}_mean" for loss in LOSSES.values() for name in loss.measures}
-    names = {*OTHERS, *measures}
+def _known_numbers(measures: frozenset[str], facts: frozenset[str]) -> frozenset[str]:
+    names = {*OTHERS, *measures, *facts}
     for on, model in itertools.product(get_args(TestedOn), get_args(protocols.Tested)):
         prefix = protocols.prefix(on, model)
         names |= {f"{prefix}{name}" for name in (*METRICS, *measures)}
@@ -96,18 +120,16 @@ _CLIENT_COLUMNS = {"local_": "local_accuracy_last", "finetuned_": "accuracy_fine
 _LESS_IS_BETTER = ("loss", "perplexity", "var", "bytes", "seconds", "rounds_to", "_se")
 """Parts of the names of columns in which less is better."""
 
-_UNRANKED = re.compile(r"(\w+_)?round_best_\w+|clusters|fallbacks|newcomers|distinct_test_samples|pruned_\w+")
+_UNRANKED = re.compile(r"(\w+_)?round_best_\w+|clusters|fallbacks|newcomers|distinct_test_samples")
 """Columns that describe a run; neither more nor less is better."""
 
 
-@cache
 def _error_measures() -> re.Pattern[str]:
     """The measures of losses that are errors, after any prefix."""
     names = sorted(name for loss in LOSSES.values() for name in loss.lower_is_better)
     return re.compile(rf"(\w+_)?({'|'.join(map(re.escape, names))})_mean(_best_\w+)?")
 
 
-@cache
 def _measure_of_a_loss() -> re.Pattern[str]:
     """The names of what losses measure in addition to accuracy, after any prefix."""
     names = sorted({name for loss in LOSSES.values() for name in loss.measures})
@@ -124,7 +146,7 @@ def _is_measured(column: str, loss: Loss) -> bool:
 
 def better(column: str) -> Literal["more", "less"] | None:
     """Whether more or less of a number is better; None where neither is."""
-    if _UNRANKED.fullmatch(column):
+    if _UNRANKED.fullmatch(column) or column in known_facts():
         return None
     less = any(part in column for part in _LESS_IS_BETTER) or _error_measures().fullmatch(column)
     return "less" if less else "more"
@@ -166,10 +188,13 @@ def check_column(column: str, where: str, configs: Sequence[Config], method: str
         what = f"{column}: {target['target']} % is not a possible target"
         raise ConfigError(where, what, "choose one above 0 and at most 100")
     nobody = f"no run measures {column}" if method is None else f"no run of {method} measures {column}"
-    for part, (setting, has) in NEEDS.items():
+    for part, setting, has in NEEDS:
         if part in column and not any(map(has, configs)):
             place = "the study's settings" if method is None else f"settings, or to methods.{method}"
             raise ConfigError(where, nobody, f"add to {place}: {setting}")
+    objectives = known_facts().get(column, ())
+    if objectives and not any(column.removesuffix("_mean") in config.local.facts for config in configs):
+        raise ConfigError(where, nobody, f"only with local.name={' or '.join(objectives)}")
     losses = {config.loss.name: config.loss for config in configs}
     if not any(_is_measured(column, loss) for loss in losses.values()):
         valid = [name for loss in losses.values() for name in protocols.measures_of(loss)]

@@ -86,13 +86,13 @@ class Runner:
         cluster = this_cluster()
         return allocate(runs, first.config, len(cluster.nodes), cluster.cpus, cluster.gpus, self.jobs)
 
-    def run(self, title: str, runs: Sequence[PlannedRun], chooses: bool = False) -> None:
+    def run(self, title: str, runs: Sequence[PlannedRun], chosen_by: str = "") -> None:
         """Execute the runs that have not ended.
 
         Args:
             title: what they are.
             runs: which they are.
-            chooses: whether settings are chosen by them.
+            chosen_by: the metric on validation samples by which they choose settings; empty: they do not.
         """
         fetch(runs)
         if self.archive is not None:
@@ -113,7 +113,7 @@ class Runner:
         by_key = {run.key: run for run in missing}
         with stop_file(self.folder) as stop:
             self.watch.stoppable(stop.ask)
-            self.watch.stage(Stage(title, missing, allocation, chooses))
+            self.watch.stage(Stage(title, missing, allocation, chosen_by))
             jobs = [job_of(run, stop.path, allocation.execution) for run in missing]
             with interruptible(stop.ask):
                 if self.inline:
@@ -369,7 +369,7 @@ def _choose_settings(prepared: Prepared, runner: Runner) -> tuple[tuning.Chosen,
     assert study.tune is not None
     if study.tune.is_grid:
         tried_runs = [run for each in prepared.candidates for run in each.runs]
-        runner.run("choosing settings", tried_runs, chooses=True)
+        runner.run("choosing settings", tried_runs, study.tune.metric)
         runner.stopped = runner.stopped or runner.asked
         chosen = tuning.best(study, prepared.candidates)
         tried = tuning.trial_records(study, prepared.candidates)
@@ -397,7 +397,7 @@ def _search_settings(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, l
             with stop_file(runner.folder) as stop, interruptible(stop.ask):
                 runner.watch.stoppable(stop.ask)
                 title = f"settings of {label}, {study.tune.samples} drawn"
-                runner.watch.stage(Stage(title, (), allocation, chooses=True, trials=study.tune.samples))
+                runner.watch.stage(Stage(title, (), allocation, study.tune.metric, study.tune.samples))
                 outcome = searching.search(study, label, allocation, stop.path, runner.watch.tried)
                 runner.stopped = runner.stopped or stop.path.exists()
             if outcome.ended and not runner.stopped:

@@ -19,14 +19,14 @@ class Stage:
         title: what is done.
         runs: that are missing; empty for a search, which draws its settings while it goes on.
         allocation: how they share the machine or cluster.
-        chooses: whether settings are chosen by these runs, on validation samples.
+        chosen_by: the metric on validation samples by which these runs choose settings; empty: they do not.
         trials: the number of settings that a search draws; 0 for others.
     """
 
     title: str
     runs: Sequence[PlannedRun]
     allocation: Allocation
-    chooses: bool = False
+    chosen_by: str = ""
     trials: int = 0
 
 

@@ -67,7 +67,7 @@ def test_no_dot_of_a_map_is_cut() -> None:
 
 
 def test_a_run_without_numbers_says_so(ran: rayfl.Result, tmp_path: Path) -> None:
-    with pytest.raises(RayflError, match="has no evaluation to draw"):
+    with pytest.raises(RayflError, match="has no accuracy over rounds to draw"):
         _ = rayfl.Result(tmp_path).plot.accuracy()
 
 
@@ -151,6 +151,26 @@ def test_a_notebook_shows_progress_by_itself(ran: rayfl.Result, kernel: Handle, 
     rayfl.run(config, on_event=heard.append)
     assert heard
     assert kernel.seen == []  # the callback says what it wants
+
+
+def test_a_notebook_shows_what_a_regression_measures(kernel: Handle, tmp_path: Path) -> None:
+    """There is no accuracy."""
+    x = np.linspace(-1, 1, 80, dtype=np.float32).reshape(40, 2)
+    ran = rayfl.run(
+        {
+            "rounds": 2,
+            "loss": "mse",
+            "model": {"name": "mlp", "hidden": [4]},
+            "execution": {"backend": "inline"},
+            "output": {"root": str(tmp_path), "report": False, "tensorboard": False},
+        },
+        data=(x, x.sum(axis=1), x, x.sum(axis=1)),
+        partition=[range(20), range(20, 40)],
+    )
+    assert f"rmse {ran.summary['rmse_mean']:.4g}" in kernel.seen[-1]
+    assert "accuracy" not in kernel.seen[-1]
+    with pytest.raises(RayflError, match="has no accuracy over rounds to draw"):
+        ran.plot.accuracy()
 
 
 def test_a_notebook_shows_the_progress_of_a_study(kernel: Handle, tmp_path: Path) -> None:

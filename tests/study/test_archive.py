@@ -308,8 +308,12 @@ def test_an_archive_that_has_all_runs_of_a_tuned_study_need_not_be_writable(
 
 def test_a_run_out_of_an_archive_has_no_models(first: Any, tmp_path: Path) -> None:
     study, _ = run(tmp_path, first[1] / "archive")
-    with pytest.raises(RayflError, match="has no checkpoint, and so no models, like runs from an archive"):
-        rayfl.Result(study.runs["path"][0]).model(client=0)
+    result = rayfl.Result(study.runs["path"][0])
+    for whose in ({"client": 0}, {"cluster": 0}):
+        with pytest.raises(
+            RayflError, match="has no checkpoint, and so no models, like runs from an arch"
+        ):
+            result.model(**whose)
 
 
 def test_a_file_under_another_name_is_refused(first: Any, tmp_path: Path) -> None:

@@ -252,6 +252,27 @@ def test_some_methods_may_be_run_alone(tmp_path: Path) -> None:
     assert "only" not in take(content, tmp_path).model_fields_set
 
 
+def test_figures_and_reference_of_methods_that_are_left_out_are_told_and_kept(tmp_path: Path) -> None:
+    """A published figure with a tolerance is a claim, too."""
+    expected = [
+        {"source": "x", "within": 3, "figures": {"FedAvg": 91.5, "PACFL": {0.1: 93, 0.3: 92}}},
+        {"source": "y", "figures": {"PACFL": 90}},
+        {"source": "z", "within": 1.5, "figures": {"PACFL": 1}, "column": "ari"},
+    ]
+    values = changed(expected=expected, claims=[], report={"reference": "PACFL"})
+    part = take(values, tmp_path, only=["FedAvg"])
+    left_out = ["PACFL.accuracy_mean ~ 93 +- 3", "PACFL.accuracy_mean ~ 92 +- 3", "PACFL.ari ~ 1 +- 1.5"]
+    assert part.claims_left_out == left_out
+    assert [each.figures for each in part.expected] == [{"FedAvg": 91.5}]
+    assert part.report.reference is None
+    again = take(parse(dump(part.content())), tmp_path)
+    assert again.claims_left_out == left_out
+    whole = take({**part.content(), "only": []}, tmp_path)
+    assert whole.expected == take(values, tmp_path).expected
+    assert whole.report.reference == "PACFL"
+    assert whole.claims_left_out == []
+
+
 def test_the_copy_of_a_part_is_that_part(tmp_path: Path) -> None:
     """With another folder of results than the whole study, and without figures for points of other sizes."""
     figures = {"FedAvg": {0.1: 77.3, 0.3: 80}, "PACFL": {0.3: 80}}
@@ -704,6 +725,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(tune={"training.momentum": {"normal": [0, 1]}}), "expected one of uniform"),
     (changed(tune={"training.momentum": {"uniform": [1, 0]}}), "expected low < high"),
     (changed(tune={"training.momentum": {"loguniform": [0, 1]}}), "expected 0 < low < high"),
+    (
+        changed(tune={"training.momentum": {"uniform": [0, 1]}}),
+        "tune: samples: a search draws that many points; set it to 2 or more",
+    ),
+    (
+        changed(tune={"training.momentum": [0.1, 0.2], "scheduler": "asha"}),
+        "tune: samples: a search draws that many points; set it to 2 or more",
+    ),
     (changed(tune={"training.momentun": [0.5]}), "training.momentun"),
     (changed(tune={"training.momentum": [0.5], "metric": "acuracy_mean"}), "tune.metric: no run has"),
     (
@@ -751,7 +780,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(tune={"training.momentum": [0.1, 0.2], "samples": 5}), "samples: has no effect"),
     (changed(tune={"output.report": [True, False]}), "tune: its settings change no run of any method"),
     (
-        changed(tune={"training.epochs": {"uniform": [1, 3]}}),
+        changed(tune={"training.epochs": {"uniform": [1, 3]}, "samples": 2}),
         "tune: training.epochs: is a whole number for FedAvg, but others would be drawn, such as 2.24",
     ),
     (
@@ -765,6 +794,31 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (
         changed(report={"columns": ["rmse_mean"]}),
         "no run measures rmse_mean, since the loss is cross_entropy",
+    ),
+    (
+        changed(claims=["FedAvg.pruned_weights_mean > 3"]),
+        "no run of FedAvg measures pruned_weights_mean; only with local.name=sub_fedavg",
+    ),
+    (
+        changed(report={"columns": ["pruned_channels_mean"]}),
+        "no run measures pruned_channels_mean; only with local.name=sub_fedavg",
+    ),
+    (
+        changed(claims=["PACFL.fallbacks > 3"]),
+        "no run of PACFL measures fallbacks; add to settings, or to methods.PACFL: a method that may test",
+    ),
+    (
+        changed(report={"columns": ["newcomers"]}),
+        "no run measures newcomers; add to the study's settings: ",
+    ),
+    (
+        changed(
+            claims=["PACFL.accuracy_mean_best_validation > 3"],
+            settings={"partition.validation": 0.1, "evaluation.validation": False},
+            tune=...,
+        ),
+        "no run of PACFL measures accuracy_mean_best_validation; add to settings, or to methods.PACFL: "
+        "evaluation.validation=true",
     ),
     (changed(methods={" FedAvg": {}}), "spaces at either end"),
     (changed(methods={"x" * 1000: {}}), "is too long for a label"),
@@ -1051,7 +1105,7 @@ def test_a_search_by_what_is_not_installed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayfl.study.preparation.find_spec", lambda name: None)
-    tune = {"training.momentum": {"uniform": [0, 0.9]}, "search": "optuna"}
+    tune = {"training.momentum": {"uniform": [0, 0.9]}, "search": "optuna", "samples": 2}
     with pytest.raises(RayflError, match=r"optuna is not installed; pip install 'rayfl\[optuna\]'"):
         prepare(take(changed(tune=tune), tmp_path), check_data=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from rayfl.report import page as page_of_runs
 from rayfl.report.files import RunFiles
 from rayfl.study import page
 
@@ -51,6 +53,29 @@ def test_of_many_rounds_some_are_drawn(
     section = page._over_rounds(results_of(["FedAvg", "SOLO"], points))
     assert section is not None
     assert section.note == ""
+
+
+@pytest.mark.parametrize("points", [[{}], [{"alpha": "0.1"}, {"alpha": "1"}]])
+def test_estimates_are_marked_at_every_point(
+    points: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page fills in the number of the point where a series names its column of estimates."""
+    run = run_of(tmp_path / "a", 3)
+    run.rounds["estimated_from"] = [8, 8, np.nan]
+    monkeypatch.setattr(page, "_run_files", lambda *_: [run])
+    section = page._over_rounds(results_of(["FedAvg"], points))
+    assert section is not None
+    option = section.charts[0].option
+    [hollow] = {series["hollow"] for series in option["series"] if "hollow" in series}
+    for number in range(len(points)):
+        marked = option["dataset"][0]["source"][hollow.replace("{slider}", str(number))]
+        assert marked == [True, True, False]
+    assert ("{slider}" in hollow) == (len(points) > 1)
+    naming = re.search(
+        r"NAMING = new Set\(\[(.*?)\]\)", (Path(page_of_runs.__file__).parent / "page.js").read_text()
+    )
+    assert naming
+    assert '"hollow"' in naming[1]
 
 
 def test_the_clients_of_a_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import math
 import os
 import signal
@@ -28,7 +29,7 @@ class Runs:
         monkeypatch.setattr(progress, "directory_of", lambda run: Path(run.key))
         monkeypatch.setattr(progress, "rounds_done", lambda path: self.done[str(path)])
         monkeypatch.setattr(progress, "is_finished", lambda run: self.done[run.key] == 10)
-        monkeypatch.setattr(progress, "_result_text", lambda path, chooses: "done")
+        monkeypatch.setattr(progress, "_result_text", lambda path, chosen_by: "done")
         self.console = Console(file=self.text)
         self.display = progress.StudyDisplay(progress.Terminal(self.console), lambda: self.now)
         runs: list[Any] = [
@@ -153,11 +154,27 @@ def test_every_trial_of_a_search_is_a_line(monkeypatch: pytest.MonkeyPatch) -> N
     ]
 
 
-def test_who_chooses_settings_sees_no_test_accuracy(tmp_path: Path) -> None:
-    summary = '{"accuracy_mean": 77, "validation_accuracy_mean": 66, "seconds": 3}'
-    (tmp_path / "summary.json").write_text(summary)
-    assert progress._result_text(tmp_path, True) == "accuracy 66.0 % on validation samples in 3.0 s"
-    assert progress._result_text(tmp_path, False) == "accuracy 77.0 % in 3.0 s"
+@pytest.mark.parametrize(
+    ("metric", "text"),
+    [
+        ("accuracy_mean", "accuracy 66.0 % on validation samples in 3.0 s"),
+        ("accuracy_worst10", "accuracy_worst10 44.0 % on validation samples in 3.0 s"),
+        ("r2_mean", "r2 0.25 on validation samples in 3.0 s"),
+        ("rmse_mean", "done"),
+        ("", "accuracy 77.0 % in 3.0 s"),
+    ],
+)
+def test_who_chooses_settings_sees_no_test_accuracy(metric: str, text: str, tmp_path: Path) -> None:
+    summary = {"accuracy_mean": 77, "r2_mean": 9, "seconds": 3}
+    held_out = {"accuracy_mean": 66, "accuracy_worst10": 44, "r2_mean": 0.25}
+    summary |= {f"validation_{name}": value for name, value in held_out.items()}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert progress._result_text(tmp_path, metric) == text
+
+
+def test_a_regression_is_told_by_its_loss(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"accuracy_mean": null, "loss_mean": 0.1234567, "seconds": 3}')
+    assert progress._result_text(tmp_path, "") == "loss 0.1235 in 3.0 s"
 
 
 def test_a_notebook_has_a_bar_and_the_newest_lines(monkeypatch: pytest.MonkeyPatch) -> None:

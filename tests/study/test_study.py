@@ -52,7 +52,7 @@ SMALL: dict[str, Any] = {
     "grid": {"training.lr": [0.05, 0.2]},
     "seeds": [0, 1],
     "report": {"columns": ["accuracy_mean", {"rounds_to": 20}, "bytes_up"], "by": ["training.lr"]},
-    "expected": [{"source": "a paper", "figures": {"SOLO": {"0.2": 90.0}}}],
+    "expected": [{"source": "a paper", "protocol": "with <two> models", "figures": {"SOLO": {"0.2": 90.0}}}],
     "claims": [
         "FedAvg.bytes_up > 0",
         "SOLO.bytes_up <= 0",
@@ -215,6 +215,7 @@ def test_everything_is_written(done: Any) -> None:
     assert r"\begin{tabular}{lrr" in (study.folder / "table.tex").read_text()
     assert json.loads((study.folder / "claims.json").read_text())["verdict"] == "holds"
     assert "holds" in study._repr_html_()
+    assert "with &lt;two&gt; models" in study._repr_html_()
     assert len(repr(study)) < 300
 
 
@@ -685,6 +686,8 @@ GROUPED: dict[str, Any] = {"name": "relabelled", "clients": 6, "clusters": 2}
         ({"name": "label_skew", "clients": 6}, {}, "accuracy_group_0", "no client is in group 0; no planted"),
         (GROUPED, {}, "ari", ""),
         ({"name": "label_skew", "clients": 6}, {}, "ari", "no run measures ari"),
+        ({"name": "label_skew", "clients": 6}, {}, "group_var_within", "no run measures group_var_within"),
+        (GROUPED, {}, "perplexity_mean", "no run measures perplexity_mean: its data are no texts"),
         # Clients that drift form a new group.
         (GROUPED, {"events": [DRIFT]}, "accuracy_group_2", ""),
         # A point of the grid with too many groups does not concern the others.

@@ -334,7 +334,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr("rayfl.runtime.trials.search", drawn)
     monkeypatch.setattr(Runner, "allocate", lambda self, runs, first: Allocation(1, 0))
 
-    def run(self: Runner, title: str, runs: Any, chooses: bool = False) -> None:
+    def run(self: Runner, title: str, runs: Any, chosen_by: str = "") -> None:
         assert not self.stopped
 
     monkeypatch.setattr(Runner, "run", run)
@@ -410,7 +410,7 @@ def test_a_stopped_or_failed_search_is_not_remembered(
         if "error" not in last:
             told.append(({"training.lr": 0.2}, {"state": "finished", "validation_accuracy_mean": 50.0}))
         monkeypatch.setattr("rayfl.runtime.trials.search", lambda *given, told=told: told)
-        monkeypatch.setattr(Runner, "run", lambda self, title, runs, chooses=False: None)
+        monkeypatch.setattr(Runner, "run", lambda self, title, runs, chosen_by="": None)
         with pytest.raises(ConfigError, match="no combination") if "error" in last else nullcontext():
             run(tmp_path, inline=False, tune=DRAWN)
         assert not (tmp_path / "runs" / "searches").exists()
