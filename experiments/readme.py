@@ -24,7 +24,7 @@ import frame
 
 from rayfl.config.text import parse
 from rayfl.errors import ConfigError
-from rayfl.study.file import paths_of, read
+from rayfl.study.file import paths_of, ranges, read, seeds_of
 from rayfl.study.preparation import prepare
 from rayfl.study.tables import amount, amounts
 from rayfl.units import UNKNOWN, duration
@@ -35,8 +35,8 @@ ABOUT = """# Experiments
 
 Each table or figure of a paper that consists of runs is a study file here. It has methods, grid, seeds,
 published figures, and claims that `rayfl study` checks. Download the datasets first, for example with `rayfl
-prepare fashion_mnist`. `--size smoke` takes seconds to half an hour. Without `--size`, a
-study has the settings at the top of its file.
+prepare fashion_mnist`. `--size smoke` takes seconds to half an hour (Table 4 of FLT with its CNN longer). Without
+`--size`, a study has the settings at the top of its file.
 
 `python experiments/readme.py` writes this page from the study files and from `results/`. The following
 commands run a study and keep its table and verdicts:
@@ -65,12 +65,19 @@ class File:
         path: relative to this folder.
         name, title: as in the file.
         sizes: further sizes in the file: name -> what they change.
+        seeds: of the study as it stands.
     """
 
     path: str
     name: str
     title: str
     sizes: Mapping[str, Mapping[str, Any]]
+    seeds: tuple[int, ...]
+
+    def seeds_at(self, size: str) -> tuple[int, ...]:
+        """The seeds of a size; empty: of the study as it stands."""
+        given = self.sizes.get(size, {}).get("seeds")
+        return self.seeds if given is None else seeds_of(given)
 
 
 def studies() -> list[File]:
@@ -81,7 +88,8 @@ def studies() -> list[File]:
         if "methods" in study:
             title = study.get("title", study["name"])
             sizes = {name: size or {} for name, size in study.get("sizes", {}).items()}
-            files.append(File(path.relative_to(HERE).as_posix(), study["name"], title, sizes))
+            seeds = seeds_of(study.get("seeds", "0-2"))
+            files.append(File(path.relative_to(HERE).as_posix(), study["name"], title, sizes, seeds))
     return files
 
 
@@ -99,9 +107,10 @@ def keep(folder: Path) -> Path:
         claims = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
         parts = (folder / "table.md").read_text(encoding="utf-8").split("\n\n")
         with (folder / "runs.csv").open(encoding="utf-8", newline="") as file:
-            runs = {run["key"]: run for run in csv.DictReader(file)}  # methods may share runs
+            rows = [run for run in csv.DictReader(file) if run.get("state") != "missing"]
     except OSError as error:
         raise ConfigError(str(folder), "holds no results of a study", "name a folder in studies/") from error
+    runs = {run["key"]: run for run in rows}  # methods may share runs
     by_name = {each.name: each for each in studies()}
     size = folder.resolve().name.removeprefix(study["name"]).removeprefix("-")
     if study["name"] not in by_name or (size and size not in by_name[study["name"]].sizes):
@@ -117,6 +126,7 @@ def keep(folder: Path) -> Path:
         "study": study["name"],
         "size": size,
         "changed": _changed(study, sized),
+        "seeds": sorted({int(run["seed"]) for run in runs.values()}),
         "runs": len(runs),
         "seconds": round(sum(float(run.get("seconds") or 0) for run in runs.values())),
         "table": parts[1].strip(),
@@ -167,7 +177,11 @@ def _overview(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             option = f" --size {size}" if size else ""
             ran = "not run yet"
             if result is not None:
-                runs = f"{result['runs']} runs, {duration(result['seconds'])}"
+                seeds = result.get("seeds", file.seeds_at(size))
+                if set(seeds) < set(file.seeds_at(size)):  # as far as they have been run
+                    option += f" --seeds {ranges(seeds).replace(' ', '')}"
+                of = "" if len(seeds) > 1 else " of one seed"
+                runs = f"{result['runs']} runs{of}, {duration(result['seconds'])}"
                 ran = f"[{size or 'default'}](#{_anchor(file, size)}): {runs}"
             claims = "" if result is None else _verdicts(result["claims"])
             command = f"`rayfl study experiments/{file.path}{option}`"

@@ -450,7 +450,7 @@ class StudyFile(Section):
         """What is combined: ``4 methods x 3 points of the grid x 5 seeds (0-4)``."""
         n_points = math.prod(map(len, self.axes.values()))
         points = [f"{counted(n_points, 'point')} of the grid"] if self.grid else []
-        seeds = f"{counted(len(self.seeds), 'seed')} ({_ranges(self.seeds)})"
+        seeds = f"{counted(len(self.seeds), 'seed')} ({ranges(self.seeds)})"
         return " x ".join([counted(len(self.methods), "method"), *points, seeds])
 
     @property
@@ -749,7 +749,7 @@ def seeds_of(value: Any) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def _ranges(seeds: Sequence[int]) -> str:
+def ranges(seeds: Sequence[int]) -> str:
     """Seeds as :func:`seeds_of` reads them: ``0-4, 7``."""
     ranges: list[list[int]] = []
     for seed in sorted(seeds):

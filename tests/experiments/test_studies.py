@@ -142,6 +142,9 @@ def test_runs_that_methods_share_count_once(tmp_path: Path, monkeypatch: pytest.
     folder = _folder(tmp_path, claims=_claims())
     kept = json.loads(readme.keep(folder).read_text(encoding="utf-8"))
     assert (kept["runs"], kept["seconds"]) == (2, 8)
+    assert kept["seeds"] == [0, 2]
+    assert "| [smoke](#digits-smoke): 2 runs, 8.0 s |" in readme.generate()
+    assert "--size smoke --seeds 0,2` |" in readme.generate()
 
 
 def test_results_of_a_part_of_a_study_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +170,7 @@ def _folder(below: Path, claims: list[dict[str, str]]) -> Path:
         "study.yaml": "name: digits",
         "claims.json": json.dumps({"verdict": "holds", "claims": claims}),
         "table.md": "title\n\ntable\n\ncaption",
-        "runs.csv": "key,method,seconds\na,one,5\na,two,5\nb,two,3\n",
+        "runs.csv": "key,method,seed,seconds\na,one,0,5\na,two,0,5\nb,two,2,3\n",
     }.items():
         (folder / name).write_text(text, encoding="utf-8")
     return folder
@@ -200,6 +203,8 @@ def test_kept_results_are_of_studies_and_claims_that_are_there() -> None:
         assert claimed == {(s.text, c.source) for c, s in prepared.statements}, path
         rows = {line.split(" | ")[0].removeprefix("| ") for line in kept["table"].split("\n")}
         assert set(prepared.study.methods) <= rows, path
+        if any(column.startswith("accuracy_") for column in prepared.study.report.names):
+            assert "accuracies are those of the served models" in kept["caption"], path
 
 
 def test_settings_files_are_no_studies() -> None:
