@@ -35,8 +35,8 @@ ABOUT = """# Experiments
 
 Each table or figure of a paper that consists of runs is a study file here. It has methods, grid, seeds,
 published figures, and claims that `rayfl study` checks. Download the datasets first, for example with `rayfl
-prepare fashion_mnist`. `--size smoke` takes seconds to half an hour (Table 4 of FLT with its CNN longer). Without
-`--size`, a study has the settings at the top of its file.
+prepare fashion_mnist`. `--size smoke` takes seconds to half an hour (FLT's Table 4 with its CNN more).
+Without `--size`, a study has the settings at the top of its file.
 
 `python experiments/readme.py` writes this page from the study files and from `results/`. The following
 commands run a study and keep its table and verdicts:

@@ -310,9 +310,7 @@ def test_a_run_out_of_an_archive_has_no_models(first: Any, tmp_path: Path) -> No
     study, _ = run(tmp_path, first[1] / "archive")
     result = rayfl.Result(study.runs["path"][0])
     for whose in ({"client": 0}, {"cluster": 0}):
-        with pytest.raises(
-            RayflError, match="has no checkpoint, and so no models, like runs from an arch"
-        ):
+        with pytest.raises(RayflError, match="has no checkpoint, and so no models, like runs from an arch"):
             result.model(**whose)
 
 

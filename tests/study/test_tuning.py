@@ -223,7 +223,8 @@ def test_the_page_has_the_mean_by_which_was_chosen(tmp_path: Path) -> None:
     ],
 )
 def test_a_choice_at_the_edge_of_the_values_is_named(values: Any, chosen: float, said: str) -> None:
-    tune = Tune.model_validate({"training.lr": values, "seeds": [100]})
+    samples = {"samples": 2} if isinstance(values, dict) else {}
+    tune = Tune.model_validate({"training.lr": values, "seeds": [100], **samples})
     table = tables.choice_table([trial("A", chosen, 50.0)], tune)
     assert table is not None
     assert table.caption.endswith(said or "were tried.")
