@@ -27,6 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 import numpy as np
 import systems
 import tasks
@@ -279,17 +281,8 @@ def _start(folder: Path | None = None) -> Weights:
     ]
 
 
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    installed = [name for name, system in systems.SYSTEMS.items() if system.installed]
-    parser.add_argument("--systems", nargs="*", default=installed, choices=list(systems.SYSTEMS))
-    parser.add_argument("--only", choices=["fedavg", "methods"], help="one of the two tables")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--write", action="store_true", help="keep the table")
-    options = parser.parse_args()
+def work(options: argparse.Namespace) -> None:
+    """Compare, print the tables, and keep them if asked."""
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     parts: Mapping[str, Callable[[], str]] = {
         "fedavg": lambda: table(options.systems),
@@ -301,8 +294,14 @@ def main() -> int:
         folder = HERE.parent / "results"
         folder.mkdir(exist_ok=True)
         (folder / "agreement.md").write_text(text)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    INSTALLED = [name for name, system in systems.SYSTEMS.items() if system.installed]
+    OPTIONS = (
+        frame.option("--systems", nargs="*", default=INSTALLED, choices=list(systems.SYSTEMS)),
+        frame.option("--only", choices=["fedavg", "methods"], help="one of the two tables"),
+        frame.option("--methods", nargs="+", default=list(METHODS), choices=list(METHODS)),
+        frame.option("--write", action="store_true", help="keep the table"),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS))

@@ -23,6 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import squareform
@@ -213,18 +215,15 @@ class _Net:
         return next(self.batches)
 
 
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("pacfl", type=Path, help="a clone of PACFL's repository")
-    parser.add_argument("flis", type=Path, help="a clone of FLIS' repository")
-    options = parser.parse_args()
+def work(options: argparse.Namespace) -> None:
+    """Both comparisons."""
     pacfl(options.pacfl)
     flis(options.flis)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    CLONES = (
+        frame.option("pacfl", type=Path, help="a clone of PACFL's repository"),
+        frame.option("flis", type=Path, help="a clone of FLIS' repository"),
+    )
+    sys.exit(frame.main(__doc__, work, *CLONES))

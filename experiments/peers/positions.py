@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.cluster import AgglomerativeClustering
@@ -82,19 +84,15 @@ def told(clusters: Sequence[Sequence[int]]) -> str:
     return f"{clusters}: {len(counts)} of {len(GROUPS)} clients, {twice} of them more than once"
 
 
-def main() -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("files", nargs="+", type=Path, help="files that define cluster_clients")
-    for path in parser.parse_args().files:
+def work(options: argparse.Namespace) -> None:
+    """What each file makes of two splits, with the mistake and without it."""
+    for path in options.files:
         split = from_file(path)
         print(path)
         print(f"  places kept as ids: {told(two_splits(split, kept_as_ids=True))}")
         print(f"  ids[places]:        {told(two_splits(split, kept_as_ids=False))}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    FILES = frame.option("files", nargs="+", type=Path, help="files that define cluster_clients")
+    sys.exit(frame.main(__doc__, work, FILES))

@@ -24,6 +24,8 @@ from rayfl.study.preparation import Prepared
 FOLDER = Path(__file__).resolve().parents[2] / "experiments"
 SIZED = [(file.path, size) for file in readme.studies() for size in ("", *file.sizes)]
 ON_DIGITS = ["mt_hfl/digits.yaml", pytest.param("clustered/planted_label_swap.yaml", marks=pytest.mark.slow)]
+COMPARISONS = ("agree", "clusterings", "positions")
+"""Scripts of peers/ that run in one process."""
 TINY = ["rounds=1", "training.epochs=1", "evaluation.every=1", "execution.backend=inline"]
 
 
@@ -269,12 +271,13 @@ def test_a_closed_pipe_ends_an_analysis_in_silence() -> None:
 
 
 def test_scripts_take_their_options_from_the_frame() -> None:
-    """But the launcher, and scaling/ and peers/, whose parts are separate processes, some without rayfl; and
-    what studies import, which is no script."""
+    """But the launcher, and scaling/ and most of peers/, whose parts are separate processes, some without
+    rayfl; and what studies import, which is no script."""
     studies = [FOLDER / file.path for file in readme.studies()]
     imported = {Path(name) for path in studies for name in read(path).plugins}
     for path in FOLDER.glob("*/*.py"):
-        if path.parent.name not in ("scaling", "peers") and path not in imported:
+        in_processes = path.parent.name in ("scaling", "peers") and path.stem not in COMPARISONS
+        if not in_processes and path not in imported:
             assert "frame.main(" in path.read_text(), path
             assert "ArgumentParser" not in path.read_text(), path
     assert "frame" in sys.modules
