@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rayfl import plugins
@@ -17,6 +19,7 @@ from rayfl.errors import ClientError, ConfigError, DataError, DiskError, Held, I
 from rayfl.events import Begun, Finished, Listener, Note, RoundDone, RunEvent
 from rayfl.machine import handling_stops
 from rayfl.monitor import Monitor, Status
+from rayfl.monitor.status import RESULTS
 from rayfl.notebook import listener
 from rayfl.results import Result, client_models
 from rayfl.rundir import RunDirectory
@@ -175,6 +178,8 @@ def resume(
         on_event(Note(f"all {config.rounds} rounds are complete; nothing to resume"))
         directory.republish()  # the last try may have failed
         return Result(directory.path)
+    if finished and not (directory.path / "checkpoints").is_dir():
+        raise directory.without_checkpoint()  # it would begin again, in place of the results that are there
     directory.check_writable()
     check(config)
     if changed:
@@ -207,7 +212,9 @@ def compare(runs: Iterable[Result | Path | str]) -> Comparison:
             directory = RunDirectory(result.path)
             if error := directory.divergence(directory.config.rounds):
                 raise ConfigError(str(result.path), f"did not finish: {error}", "leave it out")
-            raise ConfigError(str(result.path), "is not finished", f"resume with: rayfl resume {result.path}")
+            raise ConfigError(
+                str(result.path), "is not finished", f"resume with: rayfl resume {quote(str(result.path))}"
+            )
     return Comparison.of([result.path for result in results])
 
 
@@ -283,14 +290,21 @@ def _recording_divergence(directory: RunDirectory, rounds: int) -> Iterator[None
 
 
 def _status(config: Config, directory: RunDirectory) -> Status:
-    """The status of a run that starts or resumes."""
+    """The status of a run that starts or resumes, with the last known results."""
+    known: dict[str, Any] = {}
+    if done := directory.rounds_complete():
+        rounds = directory.read_frame("rounds.csv")
+        tested = rounds[rounds["loss_mean"].notna()] if "loss_mean" in rounds else rounds[:0]
+        last = tested.iloc[-1].to_dict() if len(tested) else {}
+        known = {name: float(last[name]) for name in RESULTS if last.get(name) == last.get(name, math.nan)}
     return Status(
         run=directory.path.name,
         state="starting",
         method=config.algorithm.name,
         dataset=config.data.name,
         rounds=config.rounds,
-        done=directory.rounds_complete(),
+        done=done,
+        **known,
     )
 
 

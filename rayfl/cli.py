@@ -766,6 +766,8 @@ def newcomers(
         texts = [f"{v:.3g}" if isinstance(v, float) else escape(str(v)) for v in row]
         lines.append([UNKNOWN if text == "nan" else text for text in texts])
     out.print(fitted(Table(title="newcomers", padding=(0, 0)), lines, out.width))
+    if len(frame) > 20:
+        _say(f"the first 20 of {len(frame):,} newcomers; newcomers.csv has all")
     for row in frame[frame["far"]].itertuples() if "far" in frame else ():
         _say(
             f"warning: newcomer {getattr(row, 'name', row.client)} lies {row.distance:.3g} from cluster "
@@ -779,7 +781,8 @@ def newcomers(
         if name not in PLACED
     )
     _say(f"{len(frame)} newcomers: mean {means}")
-    _say("global: the average of all clusters' models, weighted by samples; local: trained alone from w_0")
+    own = "; local: trained alone from w_0" if local_epochs else ""
+    _say(f"global: the average of all clusters' models, weighted by samples{own}")
     sent = pd.read_csv(folder / "newcomers_communication.csv").groupby("direction")["bytes"].sum()
     _say(f"sent: {size(int(sent.get('up', 0)))} up, {size(int(sent.get('down', 0)))} down")
     _say(f"written: {short(folder / 'newcomers.csv')}")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.cells import cell_len
@@ -110,7 +111,7 @@ class Display:
         if kind is None or self._path is None or repeats(error):
             return
         if (self._path / "checkpoints").is_dir():
-            self._print_to_stderr(f"resume with: rayfl resume {self._path}")
+            self._print_to_stderr(f"resume with: rayfl resume {quote(str(self._path))}")
 
     def close(self) -> None:
         """Remove the progress bar."""
@@ -160,12 +161,11 @@ class Display:
             mark = "" if few is None else "≈ "
             tested = f"  accuracy {mark}{accuracy:5.1f} %  worst 10 % {mark}{data['accuracy_worst10']:5.1f} %"
         if few is not None:
-            tested += f"  (estimated from {few} clients; standard error {data['accuracy_se']:.1f})"
-        for name in event.measures:
-            if data.get(name) is not None:
-                tested += f"  {name.removesuffix('_mean')} {data[name]:.4g}"
-        if data.get("perplexity_mean") is not None:
-            tested += f"  perplexity {data['perplexity_mean']:.1f}"
+            error = data.get("accuracy_se")
+            how = "" if error is None else f"; standard error {error:.1f}"
+            tested += f"  (estimated from {few} clients{how})"
+        for name, value in event.results.items():
+            tested += f"  {name} {value:.4g}"
         text = f"loss {data['train_loss']:.3f}{tested}"
         self._pace.round(done, data["seconds"])
         if self._progress is None:
@@ -176,7 +176,7 @@ class Display:
     def _show_stopped(self, event: Stopped) -> None:
         self.close()
         self._path = None
-        how = "" if event.repeats else f"; resume with: rayfl resume {event.path}"
+        how = "" if event.repeats else f"; resume with: rayfl resume {quote(str(event.path))}"
         text = f"stopped after {counted(event.rounds, 'complete round')}{how}"
         if self._output_closed:
             self._print_to_stderr(text)

@@ -125,6 +125,17 @@ class RoundDone(RunEvent):
         return self.row.get("loss_mean") is not None
 
     @property
+    def results(self) -> dict[str, float]:
+        """What tests gave besides accuracy: what the loss measures, and the perplexity; if there is nothing
+        else, the test loss.
+        """
+        names = {name: name.removesuffix("_mean") for name in (*self.measures, "perplexity_mean")}
+        found = {shown: self.row[name] for name, shown in names.items() if self.row.get(name) is not None}
+        if not found and self.tested and self.row.get("accuracy_mean") is None:
+            found["test loss"] = self.row["loss_mean"]
+        return found
+
+    @property
     def curves(self) -> dict[str, float]:
         """The numbers of the round that are worth plotting, by name; estimates as ``estimated/<name>``."""
         estimated, tests = self.row.get("estimated_from") is not None, (*_TEST_COLUMNS, *self.measures)

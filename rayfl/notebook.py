@@ -83,9 +83,8 @@ class Progress:
                     mark = "" if row.get("estimated_from") is None else "≈ "
                     self._row += f", accuracy {mark}{percent(row['accuracy_mean'])}"
                     self._row += f", worst 10 % of clients {mark}{percent(row['accuracy_worst10'])}"
-                for name in event.measures:
-                    if row.get(name) is not None:
-                        self._row += f", {name.removesuffix('_mean')} {row[name]:.4g}"
+                for name, value in event.results.items():
+                    self._row += f", {name} {value:.4g}"
             case Finished(summary=summary):
                 self._notes.append(f"finished in {duration(summary['seconds'])}")
             case Stopped(rounds=rounds, repeats=repeats):

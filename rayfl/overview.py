@@ -23,6 +23,19 @@ _REMOTE_PAUSE = 5.0
 _COLOURS = {"starting": "cyan", "running": "green", "stopped": "yellow", "failed": "red", "finished": ""}
 
 
+def _result(status: Status) -> str:
+    """The accuracy; the test loss if there is none."""
+    if status.accuracy_mean is None and status.loss_mean is not None:
+        return f"loss {status.loss_mean:.4g}"
+    mark = "" if status.estimated_from is None else "≈ "
+    return f"{mark}{percent(status.accuracy_mean)}"
+
+
+def _named_result(status: Status) -> str:
+    text = _result(status)
+    return f"test {text}" if text.startswith("loss") else f"accuracy {text}"
+
+
 def runs_table(runs: Sequence[RunView], folder: Path | str) -> Text:
     """The table of ``rayfl runs``: one line per run; failed runs have a second line with the reason.
 
@@ -33,7 +46,7 @@ def runs_table(runs: Sequence[RunView], folder: Path | str) -> Text:
         (
             run.status.state,
             f"{run.status.done}/{run.status.rounds}",
-            percent(run.status.accuracy_mean),
+            _result(run.status),
             duration(run.status.eta),
             time.strftime("%m-%d %H:%M", time.localtime(run.status.begun)),
             run.status.method,
@@ -114,7 +127,8 @@ def lines(s: Status) -> list[tuple[str, str]]:
         facts.append(("sent", sent or size(0)))
     loss = f"training loss {number(s.train_loss, 3)}"
     if s.accuracy_mean is not None:
-        loss += f", accuracy {percent(s.accuracy_mean)}, worst 10 % {percent(s.accuracy_worst10)}"
+        mark = "" if s.estimated_from is None else "≈ "
+        loss += f", accuracy {mark}{percent(s.accuracy_mean)}, worst 10 % {mark}{percent(s.accuracy_worst10)}"
     elif s.loss_mean is not None:
         loss += f", test loss {number(s.loss_mean, 3)}"
     if s.train_loss is not None:
@@ -150,7 +164,7 @@ def follow(path: Path | str, console: Console, wait: Callable[[float], None] = t
             eta = UNKNOWN if s.eta is None else duration(s.eta)
             why = f" ({s.why})" if s.why else ""
             console.print(
-                f"{s.state}{why}  round {s.done}/{s.rounds}  accuracy {percent(s.accuracy_mean)}  ETA {eta}",
+                f"{s.state}{why}  round {s.done}/{s.rounds}  {_named_result(s)}  ETA {eta}",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,

@@ -405,6 +405,11 @@ def target_of(thing: Any) -> str:
     Raises:
         ConfigError: if no other process could import it, because it is defined in a notebook or a function.
     """
+    if not hasattr(thing, "__qualname__"):  # functools.partial, an object that can be called
+        remedy = "put a function or class at the top level of a file, and its arguments into kwargs"
+        raise ConfigError(
+            type(thing).__name__, "has no name by which other processes could import it", remedy
+        )
     module, name = thing.__module__, thing.__qualname__
     if module == "__main__":
         file = getattr(sys.modules["__main__"], "__file__", None)

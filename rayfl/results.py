@@ -177,6 +177,8 @@ class Result:
                 "predict", f"inputs of shape {np.shape(x)}", f"they must be (n, {', '.join(map(str, shape))})"
             )
         task, numeric = task_of(host.spec.model), host.spec.loss.numeric
+        if self.scaling.of_pixels and x.dtype.kind in "iu" and x.size and x.min() >= 0 and x.max() <= 255:
+            x = x.astype(np.uint8)  # as images given as such integers are stored
         if task == "numbers" and (np.asarray(x).dtype == np.uint8) != self.scaling.of_pixels:
             kinds = ("floats", "uint8 from 0 to 255")
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import sys
@@ -314,6 +315,8 @@ def test_targets(folder):
     assert plugins.target_of(own_u) == "own_u:A"
     with pytest.raises(ConfigError, match="other processes cannot import it"):
         plugins.target_of(lambda: 0)
+    with pytest.raises(ConfigError, match=r"partial: has no name .*; put a function or class at the top"):
+        plugins.target_of(functools.partial(own_u))
 
 
 def test_a_run_keeps_its_plug_ins_and_notices_changes(folder):

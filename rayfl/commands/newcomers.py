@@ -384,7 +384,7 @@ class _Newcomers:
         """Assign them; the columns up to ``far`` of :func:`assign_newcomers`."""
         algorithm, ids, before = self.config.algorithm, self.ids, self.state_before
         joined = algorithm.join(self.setup, before, ids, self._queries(self.transfers.append))
-        state = hooks.moved(algorithm, "join", joined, before.models)
+        state = hooks.moved(algorithm, self.setup, "join", joined, before.models)
         founded = np.zeros(len(ids), np.bool_)
         if isinstance(state, Regrouping):
             self.servers.inherit(state.parents)

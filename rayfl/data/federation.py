@@ -104,7 +104,11 @@ def _check_of_clients(assignment: Assignment, where: str) -> None:
     if not isinstance(names, np.ndarray) or names.shape != (count,):
         what = f"names is {type_of(names)}; expected an array with one for each of the {count} clients"
         raise DataError(f"{where}: {what}")
+    if names.dtype.kind != "U":
+        raise DataError(f"{where}: names is {type_of(names)}; expected text, as by names.astype(str)")
     unique, counts = np.unique(names, return_counts=True)
+    if not unique[0]:
+        raise DataError(f"{where}: names: a client's is empty")
     if len(unique) < count:
         raise DataError(f"{where}: names: {unique[counts.argmax()]} is the name of several clients")
 

@@ -53,6 +53,8 @@ def partition_of(thing: object) -> dict[str, Any] | None:
     """
     if callable(thing):
         return {"name": "python", "target": target_of(thing)}
+    if isinstance(thing, Mapping) and any(isinstance(each, (set, frozenset)) for each in thing.values()):
+        raise DataError("partition: a client has a set; expected a list or array of its training samples")
     if isinstance(thing, Mapping) and thing and all(map(_is_array, thing.values())):
         entries: Iterable[tuple[Any, Any]] = thing.items()
     elif isinstance(thing, Sequence) and not isinstance(thing, str):

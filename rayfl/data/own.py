@@ -316,7 +316,8 @@ def _read_items(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[
             f"{where} is a {kind}, which has no length or no items by number; expected a map-style dataset"
         )
     tensors = getattr(dataset, "tensors", None)
-    if isinstance(tensors, tuple) and len(tensors) == 2:
+    as_they_are = type(dataset).__getitem__.__module__.startswith("torch.utils.data")  # not transformed
+    if as_they_are and isinstance(tensors, tuple) and len(tensors) == 2:
         x, y = (_array(part, f"{where}: {name}") for name, part in zip("xy", tensors, strict=True))
         return x, y, "chw" if x.ndim == 4 else "auto"
     try:

@@ -231,7 +231,8 @@ def labels_of(column: pd.Series, what: str, place: Place) -> tuple[NDArray[np.in
         if len(fractions):
             row = fractions[0]
             raise DataError(
-                f"{place(row)}: {what} is {values[row]:g}; a label is a class: a whole number or text"
+                f"{place(row)}: {what} is {values[row]:g}; a label is a class: a whole number or text "
+                "(numbers to predict: data.targets)"
             )
         values = values.astype(np.int64)
     if values.dtype.kind in "iu":
@@ -246,7 +247,7 @@ def labels_of(column: pd.Series, what: str, place: Place) -> tuple[NDArray[np.in
     if 2 * len(names) > max(len(values), 4):
         raise DataError(
             f"{place(0)}: {what} has {len(names):,} different values in {len(values):,} rows; "
-            "a label is a class"
+            "a label is a class (numbers to predict: data.targets)"
         )
     return y.astype(np.int64), tuple(names)
 

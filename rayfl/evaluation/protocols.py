@@ -103,14 +103,14 @@ def best(
         test_prefix = prefix(on, model)
         judges = {"validation": prefix("validation", model), "test": test_prefix}
         for choice, judge in judges.items():
-            candidates = _rounds_with_metrics(
-                rounds, [f"{judge}{metric}", *(f"{test_prefix}{name}" for name in metrics)], model
-            )
+            candidates = _rounds_with_metrics(rounds, [f"{judge}{metric}", f"{test_prefix}{metric}"], model)
             if candidates:
                 chosen = max(candidates, key=lambda row: sign * row[f"{judge}{metric}"])
                 best_metrics[f"{test_prefix}round_best_{choice}"] = chosen["round"] + 1
                 best_metrics |= {
-                    f"{test_prefix}{m}_best_{choice}": chosen[f"{test_prefix}{m}"] for m in metrics
+                    f"{test_prefix}{m}_best_{choice}": chosen[f"{test_prefix}{m}"]
+                    for m in metrics
+                    if _is_known(chosen, f"{test_prefix}{m}")  # R2 of single samples is not defined
                 }
     return best_metrics
 

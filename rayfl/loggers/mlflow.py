@@ -99,8 +99,8 @@ class _Run(Log):
                 self._metrics({f"final/{name}": value for name, value in event.numbers.items()}, 0)
                 self._client.set_tag(self._run_id, "models_sha256", event.summary["models_sha256"])
                 self._status = "FINISHED"
-            case Stopped():
-                self._status = "KILLED"
+            case Stopped(repeats=repeats):
+                self._status = "FAILED" if repeats else "KILLED"
 
     def _metrics(self, values: dict[str, float], step: int) -> None:
         from mlflow.entities import Metric

@@ -18,6 +18,7 @@ from rayfl import remote
 from rayfl.errors import ConfigError, not_a_run
 from rayfl.machine import process_start
 from rayfl.monitor.status import Status
+from rayfl.rundir import RunDirectory
 
 _SILENCE = 30.0
 """Seconds without a sign of life after which a run on another machine counts as dead."""
@@ -179,12 +180,15 @@ def _status_without_file(path: Path) -> Status:
     rounds, accuracy = path / "rounds.csv", summary.get("accuracy_mean")
     done = max(0, len(rounds.read_bytes().splitlines()) - 1) if rounds.is_file() else 0
     begun, updated = (path / "config.yaml").stat().st_mtime, max(p.stat().st_mtime for p in path.iterdir())
+    planned = _integer(config.get("rounds"), 0)
+    why = "" if summary else RunDirectory(path).divergence(planned)
     return Status(
         run=path.name,
-        state="finished" if summary else "stopped",
+        state="finished" if summary else "failed" if why else "stopped",
+        why=why,
         method=_part_name(config, "algorithm"),
         dataset=_part_name(config, "data"),
-        rounds=_integer(config.get("rounds"), 0),
+        rounds=planned,
         done=_integer(summary.get("rounds"), done),
         accuracy_mean=accuracy if isinstance(accuracy, float) else None,
         begun=begun,

@@ -54,6 +54,10 @@ class Block:
     seconds: float
 
 
+RESULTS = ("accuracy_mean", "accuracy_worst10", "loss_mean", "estimated_from")
+"""The columns of ``rounds.csv`` that tell the last test."""
+
+
 @dataclass(frozen=True)
 class Status:
     """The status of a run.
@@ -76,7 +80,8 @@ class Status:
         round_seconds: of the last round; ``remaining``: estimated seconds until the end.
         rounds_run, clients, steps: trained since ``begun``; ``steps_per_second`` of the last round.
         traffic: bytes since ``begun`` by tier and direction.
-        train_loss, accuracy_mean, accuracy_worst10, loss_mean: the last known.
+        train_loss, accuracy_mean, accuracy_worst10, loss_mean: the last known; ``estimated_from``: the number
+            of clients whose tests they are estimated from, None if all were tested.
         failures: clients that failed since ``begun``.
         notes: the last messages to the user.
     """
@@ -116,6 +121,7 @@ class Status:
     accuracy_mean: float | None = None
     accuracy_worst10: float | None = None
     loss_mean: float | None = None
+    estimated_from: float | None = None
     failures: int = 0
     notes: tuple[str, ...] = ()
 

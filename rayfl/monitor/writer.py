@@ -29,7 +29,7 @@ from rayfl.events import (
     Stopped,
 )
 from rayfl.monitor.pace import Pace
-from rayfl.monitor.status import Block, State, Status, Worker
+from rayfl.monitor.status import RESULTS, Block, State, Status, Worker
 from rayfl.rundir import clean
 
 LOG = "log.jsonl"
@@ -57,6 +57,7 @@ _ROUND_COLUMNS = (
     "train_loss",
     "accuracy_mean",
     "loss_mean",
+    "estimated_from",
     "failures",
 )
 """The columns of ``rounds.csv`` that the log contains."""
@@ -177,7 +178,10 @@ class Monitor:
                 self._status = replace(status, done=max(rounds, status.done))
                 return [("checkpoint", {"rounds": rounds}, "driver")]
             case Finished(summary=summary):
-                self._status = replace(status, done=int(summary.get("rounds", status.done)))
+                known = {name: summary[name] for name in RESULTS if summary.get(name) is not None}
+                if known:
+                    known = {"estimated_from": None, **known}  # all clients are tested at the end
+                self._status = replace(status, done=int(summary.get("rounds", status.done)), **known)
             case Stopped(rounds=rounds):
                 self._status = replace(status, done=rounds)
             case Begun():
@@ -215,11 +219,7 @@ class Monitor:
         self._record_progress()
         status, row, workers = self._status, event.row, list(self._workers.values())
         self._pace.round(event.round + 1, row["seconds"], when)
-        measures = {
-            name: row[name]
-            for name in ("accuracy_mean", "accuracy_worst10", "loss_mean")
-            if row.get(name) is not None
-        }
+        measures: dict[str, Any] = {name: row.get(name) for name in RESULTS} if event.tested else {}
         seconds = max(float(row["seconds"]), 1e-9)
         busy = sum(worker.seconds for worker in workers)
         actors = max(status.actors_present, len(workers), 1)

@@ -33,7 +33,7 @@ from rayfl.report.html import (
 )
 from rayfl.report.page import Column, Page, Section, Table, rounded, significant, write
 from rayfl.statistics import LEVEL, Interval, mean_interval
-from rayfl.units import UNKNOWN, counted, duration, number, size, uncertain
+from rayfl.units import UNKNOWN, counted, duration, number, size, three_digits, uncertain
 
 if TYPE_CHECKING:
     from rayfl.report.methods import MethodPlots
@@ -198,7 +198,8 @@ class Comparison:
             ("finetuned_accuracy_mean", "fine-tuned", _percent),
             ("newcomers_accuracy_mean", "newcomers", _percent),
             ("newcomers_finetuned_accuracy_mean", "newcomers, fine-tuned", _percent),
-            *((f"{name}_mean", name, _decimals(3)) for name in self.measures),
+            *((f"{name}_mean", name, _significant) for name in self.measures),
+            *([] if self._has_results else [("loss_mean", "test loss", _significant)]),
             ("perplexity_mean", "perplexity", _decimals(1)),
             ("clusters", "clusters", _count),
             ("ari", "ARI", _decimals(2)),
@@ -207,10 +208,18 @@ class Comparison:
             ("seconds", "time", lambda group, column: duration(group.interval(column).mean)),
         ]
         for column, title, written in shown:
-            if column in self.runs and self.runs[column].notna().any():
+            if self._has(column):
                 order = rounded([group.interval(column).mean for group in self.groups], 6)
                 columns.append(Column(title, [written(group, column) for group in self.groups], order=order))
         return Table(columns, caption="comparison")
+
+    @property
+    def _has_results(self) -> bool:
+        """Whether there are accuracies, or measures of a loss."""
+        return bool(self.measures) or self._has("accuracy_mean")
+
+    def _has(self, column: str) -> bool:
+        return column in self.runs and bool(self.runs[column].notna().any())
 
     @property
     def measures(self) -> list[str]:
@@ -219,7 +228,7 @@ class Comparison:
 
     def caption(self) -> str:
         """What the numbers of :meth:`shown` are."""
-        accurate = "accuracy_mean" in self.runs and self.runs["accuracy_mean"].notna().any()
+        accurate = self._has("accuracy_mean")
         descriptions = {name: text for run in self.files for name, text in run.measures.items()}
         measures = [f"{name} ({text})" for name, text in descriptions.items()]
         measured = _listed([*(["accuracy"] if accurate else []), *measures]) or "loss"
@@ -566,7 +575,7 @@ def _by_planted_group(comparison: Comparison) -> Section | None:
     same = not comparison.differences and len({repr(run.setting("seed")) for run in comparison.files}) < 2
     last = [run.last_groups("group") if same else pd.DataFrame() for run in comparison.files]
     ids = sorted({i for groups in last if len(groups) for i in groups["id"].tolist()})
-    ids = ids if len(ids) <= MOST_GROUPS else []
+    ids = ids if len(ids) <= MOST_GROUPS and comparison._has("accuracy_mean") else []
     shown = [
         ("accuracy_se_samples", "± samples", "number:1"),
         ("distinct_test_samples", "test samples", "number:0"),
@@ -619,6 +628,7 @@ def _each_run(comparison: Comparison) -> Section | None:
         ("accuracy_mean_max", "best", "percent:1"),
         ("accuracy_worst10", "worst 10 %", "percent:1"),
         *((f"{name}_mean", name, "number:3") for name in comparison.measures),
+        *([] if comparison._has_results else [("loss_mean", "test loss", "number:4")]),
         ("clusters", "clusters", "number:0"),
         ("ari", "ARI", "number:2"),
         ("bytes_up", "up", "size"),
@@ -650,6 +660,15 @@ def _percent(group: Group, column: str) -> str:
 def _percent_of_clients(group: Group, column: str) -> str:
     """The accuracy of a single run, with its standard error over clients."""
     return uncertain(group.interval(column).mean, group.rows[0].get("accuracy_se"), group.estimated)
+
+
+def _significant(group: Group, column: str) -> str:
+    """A number whose size depends on the data, with three significant digits."""
+    interval = group.interval(column)
+    if interval.mean != interval.mean:
+        return UNKNOWN
+    text = three_digits(interval.mean)
+    return f"{text} ± {interval.half:.2g}" if interval.bounded else text
 
 
 def _decimals(digits: int) -> Callable[[Group, str], str]:

@@ -35,7 +35,7 @@ from rayfl.report.charts import (
 )
 from rayfl.report.files import RunFiles, Value, numbers, numeric
 from rayfl.report.page import Chart, Column, Data, Page, Section, Table, formatted, rounded, significant
-from rayfl.units import UNKNOWN, counted, duration, number, percent, size, uncertain
+from rayfl.units import UNKNOWN, counted, duration, number, percent, size, three_digits, uncertain
 
 MOST_GROUPS = 20
 """With at most this many planted groups the table of clusters has a column for each."""
@@ -150,6 +150,10 @@ def summary_html(run_dir: Path) -> str:
     return f"<div>{'<br>'.join(lines)}<code>{html.escape(str(run.path))}</code></div>"
 
 
+def _measured(value: Value) -> str:
+    return UNKNOWN if value is None else three_digits(float(value))
+
+
 def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]]:
     """The main numbers, at the top; failures, over all rounds, only if there were any."""
     failures = numbers(run.rounds, "failures")
@@ -160,7 +164,9 @@ def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]
         ("worst 10 % of clients", uncertain(headline["accuracy_worst10"], None, estimate)),
     ]
     if headline["accuracy_mean"] is None and run.measures:
-        scores = [(f"mean {name}", number(headline[f"{name}_mean"], 3)) for name in run.measures]
+        scores = [(f"mean {name}", _measured(headline[f"{name}_mean"])) for name in run.measures]
+    elif headline["accuracy_mean"] is None and headline.get("loss_mean") is not None:
+        scores = [("mean test loss", _measured(headline["loss_mean"]))]
     done, planned = len(run.rounds), run.planned
     unfinished = planned is not None and done < planned
     facts = [
@@ -321,10 +327,12 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
             f" Of the variance over all clients, {number(within + between)} %², {number(within)} lie within "
             f"{name}s and {number(between)} between them."
         )
-    note += (
-        " Standard errors of the mean: ± clients if other clients of the kind were drawn, ± samples if other "
-        "test samples were."
-    )
+    accurate = bool(last["accuracy_mean"].notna().any())
+    if accurate:
+        note += (
+            " Standard errors of the mean: ± clients if other clients of the kind were drawn, ± samples if "
+            "other test samples were."
+        )
     base = note
     columns = [
         ("clients", "clients", "number:0"),
@@ -339,9 +347,13 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
     table = Table(
         [
             Column(kind, ids),
-            *(Column(title, _rounded_column(last, c, 6), f) for c, title, f in columns),
+            *(
+                Column(title, _rounded_column(last, c, 6), f)
+                for c, title, f in columns
+                if accurate or "accuracy" not in c
+            ),
         ],
-        caption=f"accuracy by {name}",
+        caption=f"{'accuracy' if accurate else 'test loss'} by {name}",
     )
     charts = []
     if len(last) <= MOST_LINES:

@@ -279,7 +279,7 @@ class Chart {
     const room = [this.chart.getWidth() - 40, this.chart.getHeight() - 40], axes = [option.xAxis, option.yAxis];
     const extents = ["x", "y"].map((axis) => {
       const known = this.sources[0][option.series[0].encode[axis]].filter((v) => v !== null);
-      return [Math.min(...known), Math.max(...known)];
+      return [known.reduce((a, b) => Math.min(a, b), Infinity), known.reduce((a, b) => Math.max(a, b), -Infinity)];  // Math.min(...known) has a limit
     });
     const unit = Math.max(...extents.map(([least, most], i) => (most - least) / room[i])) || 1;
     extents.forEach(([least, most], i) => {

@@ -145,6 +145,11 @@ class View:
         return self.clients[classes].to_numpy(np.int64)
 
     @property
+    def labelled(self) -> bool:
+        """Whether the samples have labels; if models predict numbers they have none."""
+        return not self.federation.samples.numeric
+
+    @property
     def labels(self) -> list[str]:
         """The name of each class; its number if classes have no names."""
         samples = self.federation.samples
@@ -165,10 +170,10 @@ class View:
             "left": stage.left.tolist(),
             "drifted": stage.drifted.tolist(),
             "clients": len(self.present),
-            "classes": samples.classes,
+            "classes": samples.classes if self.labelled else None,
             "unused_samples": len(samples.y_train) - len(np.unique(_held_samples(self.federation))),
             "sizes": {name: _spread(self.clients[name]) for name in ("n", "validation", "test")},
-            "labels_per_client": _spread((self.counts > 0).sum(axis=1)),
+            "labels_per_client": _spread((self.counts > 0).sum(axis=1)) if self.labelled else None,
             "groups": None if groups is None else len(np.unique(groups)),
             "group_rows": self.groups(),
             "compared_clients": len(self.compared),
@@ -290,12 +295,14 @@ def _facts(summary: dict[str, Any]) -> list[str]:
 
     sizes, groups, unused = summary["sizes"], summary["groups"], summary["unused_samples"]
     qualifier = " that is present" if summary["stages"] > 1 else ""
+    labels = summary["labels_per_client"]
+    classes = "numbers to predict" if labels is None else f"{summary['classes']} classes"
     return [
-        f"{summary['clients']:,} clients, {summary['classes']} classes, "
+        f"{summary['clients']:,} clients, {classes}, "
         + ("no planted groups" if groups is None else f"{groups} planted groups"),
         f"smallest / median / largest client: {spread(sizes['n'])} training, "
         f"{spread(sizes['validation'])} validation, {spread(sizes['test'])} test samples",
-        f"labels a client: {spread(summary['labels_per_client'])}",
+        *([] if labels is None else [f"labels a client: {spread(labels)}"]),
         *([f"{unused:,} training samples are used by no client{qualifier}"] if unused else []),
     ]
 
@@ -304,11 +311,13 @@ def _group_table(view: View) -> Table:
     table = _table("planted groups")
     for name in ("group", "clients", "samples"):
         table.add_column(name, justify="right")
-    table.add_column("main labels")
+    if view.labelled:
+        table.add_column("main labels")
     for row in view.groups()[:SHOWN_CLIENTS]:
         labels = row["labels"]
         text = ", ".join(map(str, labels[:20])) + (f", ... ({len(labels)})" if len(labels) > 20 else "")
-        table.add_row(str(row["group"]), f"{row['clients']:,}", f"{row['samples']:,}", text)
+        cells = [str(row["group"]), f"{row['clients']:,}", f"{row['samples']:,}"]
+        table.add_row(*cells, *([text] if view.labelled else []))
     if len(view.groups()) > SHOWN_CLIENTS:
         table.caption = f"the first {SHOWN_CLIENTS} of {len(view.groups())} groups"
     return table
@@ -318,7 +327,7 @@ def _client_table(view: View) -> Table:
     counts, ids, groups = view.counts, view.present, view.planted
     clients = len(ids)
     few = counts.shape[1] <= SHOWN_CLASSES
-    table = _table("training samples by client" + (" and class" if few else ""))
+    table = _table("training samples by client" + (" and class" if few and view.labelled else ""))
     names = view.federation.names
     table.add_column("client", justify="right")
     if names is not None:
@@ -328,7 +337,8 @@ def _client_table(view: View) -> Table:
     table.add_column("samples", justify="right")
     short = sum(map(len, view.labels)) <= _LONGEST_HEADINGS
     headings = view.labels if short else list(map(str, range(counts.shape[1])))
-    for heading in map(escape, headings) if few else ("labels", "most frequent labels"):
+    shown_labels = [*map(escape, headings)] if few else ["labels", "most frequent labels"]
+    for heading in shown_labels if view.labelled else ():
         table.add_column(heading, justify="right" if few or heading == "labels" else "left")
     half = SHOWN_CLIENTS // 2
     shown = range(clients) if clients <= SHOWN_CLIENTS else [*range(half), *range(clients - half, clients)]
@@ -338,9 +348,9 @@ def _client_table(view: View) -> Table:
             row.insert(1, str(groups[client]))
         if names is not None:
             row.insert(1, escape(str(names[ids[client]])))
-        if few:
+        if few and view.labelled:
             row += [f"{count:,}" if count else "·" for count in counts[client]]
-        else:
+        elif view.labelled:
             frequent = np.argsort(-counts[client], kind="stable")[:3]
             texts = [f"{view.labels[i]} ({counts[client, i]:,})" for i in frequent if counts[client, i]]
             row += [str(int((counts[client] > 0).sum())), escape(", ".join(texts))]
@@ -392,14 +402,16 @@ def write(view: View, folder: Path) -> list[Path]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        files = [folder / "partition.json", folder / "clients.csv", folder / "classes.png"]
+        files = [folder / "partition.json", folder / "clients.csv"]
         files[0].write_text(json.dumps(view.summary(), indent=1) + "\n", encoding="utf-8")
         view.clients.to_csv(files[1])
-        _draw_classes(view, files[2])
+        if view.labelled:
+            files.append(folder / "classes.png")
+            _draw_classes(view, files[-1])
         if any(part.values is not None for part in view.measured):
             files += [folder / "distances.csv", folder / "distances.png"]
-            _pairs(view).to_csv(files[3], index=False)
-            _draw_distances(view, files[4])
+            _pairs(view).to_csv(files[-2], index=False)
+            _draw_distances(view, files[-1])
         files.append(folder / "index.html")
         files[-1].write_text(render(page_of(view)), encoding="utf-8")
     except OSError as error:
@@ -417,7 +429,7 @@ def page_of(view: View) -> Page:
         f"{_facts(view.summary())[0]}; nothing was trained",
         facts=_few_facts(view.summary()),
         sections=[
-            _labels_section(view),
+            *([_labels_section(view)] if view.labelled else []),
             *([_groups_section(view)] if view.planted is not None else []),
             _sizes_section(view, clients),
             *_map_section(view, clients),
@@ -433,14 +445,14 @@ def _few_facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
         least, most = values["min"], values["max"]
         return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
-    groups, sizes = summary["groups"], summary["sizes"]
+    groups, sizes, labels = summary["groups"], summary["sizes"], summary["labels_per_client"]
     return [
         ("clients", f"{summary['clients']:,}"),
-        ("classes", f"{summary['classes']:,}"),
+        *([] if labels is None else [("classes", f"{summary['classes']:,}")]),
         ("planted groups", UNKNOWN if groups is None else f"{groups:,}"),
         ("training samples of a client", spread(sizes["n"])),
         ("test samples of a client", spread(sizes["test"])),
-        ("labels of a client", spread(summary["labels_per_client"])),
+        *([] if labels is None else [("labels of a client", spread(labels))]),
         ("unused training samples", f"{summary['unused_samples']:,}"),
     ]
 
@@ -458,6 +470,8 @@ def _client_columns(view: View) -> dict[str, list[Any]]:
     columns |= {name: view.clients[name].tolist() for name in ("n", "validation", "test")}
     if view.planted is not None:
         columns["group"] = view.planted.tolist()
+    if not view.labelled:
+        return columns
     columns["labels"] = (counts > 0).sum(axis=1).tolist()
     labels = view.labels
     columns["main label"] = [labels[first] for first in frequent[:, 0].tolist()]
@@ -499,9 +513,9 @@ def _groups_section(view: View) -> Section:
         Column("group", [row["group"] for row in rows], "number:0"),
         Column("clients", [row["clients"] for row in rows], "number:0"),
         Column("training samples", [row["samples"] for row in rows], "number:0"),
-        Column("main labels", texts),
+        *([Column("main labels", texts)] if view.labelled else []),
     ]
-    note = "Main labels have at least half of an even share."
+    note = "Main labels have at least half of an even share." if view.labelled else ""
     return Section("Planted groups", note, tables=[PageTable(columns, caption="planted groups")])
 
 
@@ -628,7 +642,8 @@ def _draw_classes(view: View, path: Path) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if classes <= 30:
         upright = max(map(len, view.labels)) > 2
-        axes.set_xticks(range(classes), view.labels, rotation=90 if upright else 0)
+        names = [label.replace("$", r"\$") for label in view.labels]  # no mathematics
+        axes.set_xticks(range(classes), names, rotation=90 if upright else 0)
     for edge in _group_edges(view.planted):
         axes.axhline(edge - 0.5, color="#D55E00", linewidth=0.8)
     figure.colorbar(image, label="share of the client's training samples")

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
@@ -272,7 +273,8 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
             rounds = directory.rounds_complete()
             deaths, reached = (1 if rounds > reached else deaths + 1), max(rounds, reached)
             if stop.is_set() or deaths > _MAX_DRIVER_DEATHS:
-                raise RayflError(f"the driver {error}; resume with: rayfl resume {directory.path}") from None
+                how = f"resume with: rayfl resume {quote(str(directory.path))}"
+                raise RayflError(f"the driver {error}; {how}") from None
             listen(Note(f"the driver {error}: a new one continues from the last checkpoint"))
 
 
@@ -287,7 +289,8 @@ class _DriverDied(Exception):
 
 
 def _head_lost(head: Head, directory: RunDirectory) -> RayflError:
-    return RayflError(f"Ray's head at {head.address} is gone; resume with: rayfl resume {directory.path}")
+    how = f"resume with: rayfl resume {quote(str(directory.path))}"
+    return RayflError(f"Ray's head at {head.address} is gone; {how}")
 
 
 def _watch_driver(

@@ -381,7 +381,7 @@ class Driver:
         state = self._apply_events(state)
         clients = self._queries(state)
         outcome = algorithm.recluster(self.setup, state, clients)
-        regrouping = hooks.regrouping(algorithm, "recluster", outcome, state.models)
+        regrouping = hooks.regrouping(algorithm, self.setup, "recluster", outcome, state.models)
         state = self._regroup(state, regrouping)
         self._note_absent_servers(state)
         state, cohort = hooks.cohort(algorithm, self.setup, state, clients)
@@ -399,7 +399,7 @@ class Driver:
         clients = self._queries_after(next_state)
         self.records.diagnosis(state.round, algorithm.diagnose(self.setup, next_state, clients))
         outcome = algorithm.split(self.setup, next_state, clients)
-        regrouping = hooks.regrouping(algorithm, "split", outcome, next_state.models)
+        regrouping = hooks.regrouping(algorithm, self.setup, "split", outcome, next_state.models)
         next_state = self._regroup(next_state, regrouping, after=True, former=former_models)
         next_state, metrics = self._evaluate(next_state, this_round)
         row = self.records.round(
@@ -569,10 +569,12 @@ class Driver:
             # Clients with new data first: newcomers are compared with the current data.
             if len(stage.drifted):
                 drifted = self.algorithm.drift(self.setup, state, stage.drifted, clients)
-                state = self._adopt(state, hooks.moved(self.algorithm, "drift", drifted, state.models))
+                found = hooks.moved(self.algorithm, self.setup, "drift", drifted, state.models)
+                state = self._adopt(state, found)
             if len(stage.joined):
                 joined = self.algorithm.join(self.setup, state, stage.joined, clients)
-                state = self._adopt(state, hooks.moved(self.algorithm, "join", joined, state.models))
+                found = hooks.moved(self.algorithm, self.setup, "join", joined, state.models)
+                state = self._adopt(state, found)
         return state
 
     def _adopt(
@@ -888,7 +890,8 @@ class Driver:
         self.emit(Note(f"after round {state.round}: {counted(len(newcomers), 'client')} join"))
         clients = ClientQueries(self.config, self.servers, self.stages, state, transfers.append, self._note)
         joined = self.algorithm.join(self.setup, state, newcomers, clients)
-        state = self._adopt(state, hooks.moved(self.algorithm, "join", joined, state.models), after=True)
+        found = hooks.moved(self.algorithm, self.setup, "join", joined, state.models)
+        state = self._adopt(state, found, after=True)
         last_round, epochs = self._last_round(state), self.config.evaluation.finetune_epochs
         models = self._tested_with(state, self._queries(state, account=transfers.append))
         tests: dict[Tested, Scores] = {"served": self._scores(state, last_round, newcomers, models)}

@@ -39,7 +39,16 @@ def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
         ConfigError: if it is not a :class:`~rayfl.algorithms.ServerState`, or lacks a model for a client.
     """
     where = f"{algorithm.name}.begin"
-    state = returned(where, algorithm.begin(setup), ServerState)
+    return _checked(where, algorithm.begin(setup), setup)
+
+
+def _checked(where: str, state: Any, setup: Setup) -> Any:
+    """A state that a hook has returned, with a model for each client.
+
+    Raises:
+        ConfigError
+    """
+    returned(where, state, ServerState)
     _check_integers(where, "assignment", state.assignment, setup.clients, state.models)
     return _read_only(state)
 
@@ -75,7 +84,7 @@ def cohort(
         raise ConfigError(where, f"there is no client {absent} now", "take some of setup.present")
     if (np.diff(ids) <= 0).any():
         raise ConfigError(where, "the ids are not ascending", "return np.unique(ids)")
-    _read_only(result[0])
+    _checked(where, result[0], setup)
     return result
 
 
@@ -106,11 +115,12 @@ def select(
     Raises:
         ConfigError: if it is not a state.
     """
-    next_state = algorithm.select(setup, state, who, clients)
-    return _read_only(returned(f"{algorithm.name}.select", next_state, ServerState))
+    return _checked(f"{algorithm.name}.select", algorithm.select(setup, state, who, clients), setup)
 
 
-def moved(algorithm: Algorithm[Any], hook: str, outcome: Any, models: int) -> ServerState | Regrouping[Any]:
+def moved(
+    algorithm: Algorithm[Any], setup: Setup, hook: str, outcome: Any, models: int
+) -> ServerState | Regrouping[Any]:
     """What ``join`` or ``drift`` has returned; ``models`` is the number of models before.
 
     Raises:
@@ -119,13 +129,15 @@ def moved(algorithm: Algorithm[Any], hook: str, outcome: Any, models: int) -> Se
     where = f"{algorithm.name}.{hook}"
     found: ServerState | Regrouping[Any] = returned(where, outcome, ServerState, Regrouping)
     if isinstance(found, Regrouping):
-        _check_regrouping(where, found, models, restores=False)
+        _check_regrouping(where, found, setup, models, restores=False)
         return found
-    unchanged: ServerState = _read_only(found)
+    unchanged: ServerState = _checked(where, found, setup)
     return unchanged
 
 
-def regrouping(algorithm: Algorithm[Any], hook: str, outcome: Any, models: int) -> Regrouping[Any] | None:
+def regrouping(
+    algorithm: Algorithm[Any], setup: Setup, hook: str, outcome: Any, models: int
+) -> Regrouping[Any] | None:
     """What ``recluster`` or ``split`` has returned; ``models`` is the number of models before.
 
     Raises:
@@ -135,23 +147,22 @@ def regrouping(algorithm: Algorithm[Any], hook: str, outcome: Any, models: int) 
         return None
     where = f"{algorithm.name}.{hook}"
     found: Regrouping[Any] = returned(where, outcome, Regrouping)
-    _check_regrouping(where, found, models, restores=hook == "split")
+    _check_regrouping(where, found, setup, models, restores=hook == "split")
     return found
 
 
-def _check_regrouping(where: str, found: Regrouping[Any], former: int, restores: bool) -> None:
+def _check_regrouping(where: str, found: Regrouping[Any], setup: Setup, former: int, restores: bool) -> None:
     """Check new clusters.
 
     Args:
         where: the hook that has returned them.
         found: the clusters.
+        setup: of the run.
         former: how many models there were.
         restores: whether there are models of before the round to restore.
     """
-    models, most = found.state.models, int(np.max(found.state.assignment, initial=-1))
-    if most >= models:
-        what = f"state.assignment has model {most}, and state.models is {models}"
-        raise ConfigError(where, what, f"expected 0 to {models - 1}")
+    _checked(where, found.state, setup)
+    models = found.state.models
     if np.shape(found.parents) != (models,):
         what = f"parents is {type_of(found.parents)}"
         raise ConfigError(where, what, f"expected one parent per model ({models},)")
@@ -294,7 +305,7 @@ def end(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, report:
     if next_state.round != state.round + 1:
         what = f"returned a state with round={next_state.round} after round {state.round}"
         raise ConfigError(where, what, f"expected round={state.round + 1}; return super().end(...)")
-    return _read_only(next_state)
+    return _checked(where, next_state, setup)
 
 
 def tested_with(algorithm: Algorithm[Any], setup: Setup, state: Any, clients: Clients) -> Served:

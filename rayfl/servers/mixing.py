@@ -30,6 +30,13 @@ def check(mixing: Mixing, method: str, models: int, clients: int) -> Mixing:
             is not positive, so that the row cannot be normalised.
     """
     rows = models if mixing.parents is None else len(mixing.parents)
+    parents = np.asarray(() if mixing.parents is None else mixing.parents)
+    if parents.size and (parents.ndim != 1 or parents.dtype.kind not in "iu"):
+        what = f"parents is {type_of(mixing.parents)}"
+        raise ConfigError(f"{method}.mix", what, "expected the numbers of models, as integers")
+    if parents.size and not (parents.min() >= 0 and parents.max() < models):
+        wrong = parents.min() if parents.min() < 0 else parents.max()
+        raise ConfigError(f"{method}.mix", f"parents holds {wrong}", f"expected 0 to {models - 1}")
     matrices = {"weights": mixing.weights, "keep": mixing.keep}
     for name, matrix in matrices.items():
         if name == "keep" and matrix is None:

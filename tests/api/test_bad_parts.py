@@ -297,9 +297,33 @@ class Regroups(FedAvg):
     what: str
 
     def recluster(self, setup, state, clients):
-        assignment = np.full(setup.clients, 2 if self.what == "model" else 0)
-        parents = np.zeros(2 if self.what == "model" else 3, int)
+        if self.what == "state":
+            return Regrouping(None, np.zeros(2, int))
+        count = setup.clients - (self.what == "clients")
+        assignment = np.full(count, {"model": 2, "negative": -1}.get(self.what, 0))
+        parents = np.zeros(3 if self.what == "parents" else 2, int)
         return Regrouping(replace(state, models=2, assignment=assignment), parents)
+
+
+class Selects(FedAvg):
+    name: Literal["bad_choice"] = "bad_choice"
+
+    def select(self, setup, state, who, clients):
+        return replace(state, assignment=np.zeros(len(who), int))  # of the cohort, not of all clients
+
+
+class EndsInList(FedAvg):
+    name: Literal["bad_list"] = "bad_list"
+
+    def end(self, setup, state, plan, report):
+        return replace(super().end(setup, state, plan, report), assignment=[0] * setup.clients)
+
+
+class Descends(FedAvg):
+    name: Literal["bad_parents"] = "bad_parents"
+
+    def mix(self, setup, state, plan, reports):
+        return replace(super().mix(setup, state, plan, reports), parents=np.array([5]))
 
 
 class Misspelt(FedAvg):
@@ -587,8 +611,29 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "clusters, model": (
         {"algorithm": Regroups(what="model")},
-        r"bad_clusters.recluster: state.assignment has model 2, and state.models is 2; expected 0 to 1",
+        r"bad_clusters.recluster: assignment holds 2; expected 0 to 1",
     ),
+    "clusters, negative": (
+        {"algorithm": Regroups(what="negative")},
+        r"bad_clusters.recluster: assignment holds -1; expected 0 to 1",
+    ),
+    "clusters, clients": (
+        {"algorithm": Regroups(what="clients")},
+        r"bad_clusters.recluster: assignment has \d+ entries for \d+ clients; give one for each",
+    ),
+    "clusters, state": (
+        {"algorithm": Regroups(what="state")},
+        r"bad_clusters.recluster: returned nothing \(None\); expected a ServerState",
+    ),
+    "select": (
+        {"algorithm": Selects(), "training": {"participation": 0.5}},
+        r"bad_choice.select: assignment has \d+ entries for \d+ clients; give one for each",
+    ),
+    "end, list": (
+        {"algorithm": EndsInList()},
+        r"bad_list.end: assignment is a list; expected integers",
+    ),
+    "parents": ({"algorithm": Descends()}, r"bad_parents.mix: parents holds 5; expected 0 to 0"),
     "clusters, parents": (
         {"algorithm": Regroups(what="parents")},
         r"bad_clusters.recluster: parents is an array of int64 \(3,\); expected one parent per model \(2,\)",

@@ -83,6 +83,7 @@ def test_predictions_have_the_accuracy_of_the_table(ran: rayfl.Result) -> None:
     assert ran.predict(x[:0], cluster=0).shape == (0,)
     for images in (x[:, 0], x.transpose(0, 2, 3, 1)):  # as files and other libraries have them
         np.testing.assert_array_equal(ran.predict(images, client=8), ran.predict(x, client=8))
+    np.testing.assert_array_equal(ran.predict(x.astype(np.int64), client=8), ran.predict(x, client=8))
 
 
 def test_networks_are_ready_to_use(ran: rayfl.Result) -> None:

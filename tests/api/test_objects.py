@@ -59,6 +59,8 @@ def test_a_dictionary_of_samples_by_the_ids_of_the_clients(arrays):
     assert settings.partition.name == "label_skew"  # a dictionary of anything else
     with pytest.raises(ConfigError, match="partition: two clients have the id '5'"):
         rayfl.load(SMALL, data=tuple(arrays.values()), partition={5: range(10), "5": range(10, 40)})
+    with pytest.raises(ConfigError, match="partition: a client has a set; expected a list or array"):
+        rayfl.load(SMALL, data=tuple(arrays.values()), partition={"a": {1, 2}, "b": {3}})
     for empty in (range(0), []):
         with pytest.raises(ConfigError, match="partition: client a has no samples"):
             rayfl.load(SMALL, partition={"a": empty})

@@ -107,6 +107,15 @@ def test_arrays_and_datasets_are_the_same_data(kind: str, mine: Callable[[str], 
     assert fingerprint(found) == fingerprint(load(mine("def load():\n    return X, Y, T, L\n")))
 
 
+def test_a_tensor_dataset_that_transforms_its_items_is_read_by_its_items(mine: Callable[[str], str]) -> None:
+    code = "class Shifted(TensorDataset):\n"
+    code += "    def __getitem__(self, i): return self.tensors[0][i] + 1, self.tensors[1][i]\n"
+    code += "def load():\n"
+    code += "    return Shifted(*map(torch.from_numpy, (X, Y))), Shifted(*map(torch.from_numpy, (T, L)))\n"
+    expected = np.random.default_rng(0).random((30, 1, 4, 4), np.float32) + 1
+    np.testing.assert_array_equal(load(mine(code)).x_train, expected)
+
+
 def test_a_fraction_of_each_class_becomes_the_test_part(mine: Callable[[str], str]) -> None:
     path = mine(
         """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayfl.evaluation import METRICS
+from rayfl.evaluation import METRICS, protocols
 from rayfl.evaluation.protocols import LOCAL_CLIENTS, best, columns, prefix
+from rayfl.losses import LOSSES
 
 
 def test_names() -> None:
@@ -39,6 +40,16 @@ def test_validation_chooses_the_round_and_test_data_are_reported() -> None:
     assert best([row(2, 80, 76), row(5, 90, 75)])["accuracy_mean_best_validation"] == 80
     assert "round_best_validation" not in best([row(2, 80, None), row(5, 90, float("nan"))])
     assert best([]) == {}
+
+
+def test_a_measure_that_is_undefined_does_not_hide_the_best_round() -> None:
+    """R2 of clients with one test sample each is not defined; the loss decides."""
+    losses = [{"round": 0, "loss_mean": 3.0, "rmse_mean": 2.0, "mae_mean": 2.0, "r2_mean": None},
+              {"round": 1, "loss_mean": 1.0, "rmse_mean": 1.0, "mae_mean": 1.0, "r2_mean": None},
+              {"round": 2, "loss_mean": 2.0, "rmse_mean": 1.5, "mae_mean": 1.2, "r2_mean": 0.5}]  # fmt: skip
+    found = protocols.best(losses, LOSSES["mse"]())
+    assert (found["round_best_test"], found["loss_mean_best_test"], found["rmse_mean_best_test"]) == (2, 1, 1)
+    assert "r2_mean_best_test" not in found
 
 
 def test_local_models_are_compared_over_equally_many_clients() -> None:

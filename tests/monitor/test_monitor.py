@@ -105,7 +105,18 @@ def test_a_run_is_not_resumed_with_fewer_rounds_than_it_has(settings: dict[str, 
     (run,) = runs_below(tmp_path)
     with pytest.raises(api.ConfigError, match="3 rounds are complete, more than rounds=2; rounds=3 ends"):
         api.resume(run.path, ["rounds=2"])
-    assert len(api.resume(run.path, ["rounds=3"]).rounds) == 3
+    ended = api.resume(run.path, ["rounds=3"])  # trains nothing
+    assert len(ended.rounds) == 3
+    assert view(run.path).status.accuracy_mean == ended.summary["accuracy_mean"]
+
+
+def test_a_finished_run_without_checkpoints_is_not_resumed(settings: dict[str, Any]) -> None:
+    """As from an archive of a study: it would begin again, in place of its results."""
+    ran = api.run(settings)
+    shutil.rmtree(ran.path / "checkpoints")
+    with pytest.raises(RayflError, match="has no checkpoint, and so no models, like runs from an archive"):
+        api.resume(ran.path, ["rounds=9"])
+    assert ran.path.joinpath("summary.json").is_file()
 
 
 def _status(**changes: Any) -> Status:
@@ -174,6 +185,8 @@ def test_a_run_of_an_earlier_version_has_no_status(settings: dict[str, Any]) -> 
     assert (found.pid, found.host) == (0, "")  # not those of the process that looks
     (path / "summary.json").unlink()
     assert view(path).status.state == "stopped"
+    (path / "diverged.json").write_text(f'{{"rounds": {expected.rounds}, "error": "the loss is nan"}}')
+    assert (view(path).status.state, view(path).status.why) == ("failed", "the loss is nan")
 
 
 @pytest.mark.parametrize(
@@ -416,6 +429,24 @@ def test_following_where_there_is_no_terminal(tmp_path: Path) -> None:
         "running  round 3/5  accuracy 50.0 %  ETA –",
         "finished  round 5/5  accuracy –  ETA –",
     ]
+
+
+@pytest.mark.parametrize(
+    ("known", "listed", "told"),
+    [
+        ({"accuracy_mean": 16.1}, "16.1 %", "accuracy 16.1 %"),
+        ({"accuracy_mean": 16.1, "estimated_from": 5.0}, "≈ 16.1 %", "accuracy ≈ 16.1 %"),
+        ({"loss_mean": 0.12345, "train_loss": 1.0}, "loss 0.1235", "test loss 0.1235"),
+    ],
+)
+def test_results_are_told_as_what_they_are(
+    known: dict[str, float], listed: str, told: str, tmp_path: Path
+) -> None:
+    path = _put(tmp_path, "r", _status(state="finished", done=5, **known))
+    assert f" {listed} " in shown(runs_table(runs_below(tmp_path), tmp_path))
+    file = io.StringIO()
+    follow(path, Console(file=file, width=200), lambda seconds: None)
+    assert f"round 5/5  {told}  ETA" in file.getvalue()
 
 
 def test_the_command_line(tmp_path: Path) -> None:

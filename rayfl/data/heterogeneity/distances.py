@@ -66,6 +66,8 @@ def distance_matrix(
     Raises:
         DataError: if the measure is not defined for a client's data.
     """
+    if measure.labels_only and federation.samples.numeric:
+        raise DataError(f"{measure.name} compares labels, and these samples have numbers to predict")
     ids = draw_clients(federation, None, seed) if clients is None else np.asarray(clients)
     with np.errstate(over="ignore", invalid="ignore"):  # the result is checked below
         return _require_finite(_pairwise_values(federation, measure, ids, seed), measure, ids)

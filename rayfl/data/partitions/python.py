@@ -41,7 +41,8 @@ class FromPython(OwnPartition):
 
     @override
     def assign(self, samples: Samples, seed: int) -> Assignment:
-        labels = samples.y_train.copy()
+        numbers = samples.targets_train if samples.numeric else None
+        labels = (samples.y_train if numbers is None else numbers).copy()
         with seeded(seed):
             returned = call(self.target, self.kwargs, "partition", labels, generator(seed, "own partition"))
         test_part = None

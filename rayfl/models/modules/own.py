@@ -237,7 +237,7 @@ def _check_logits(logits: object, expected: tuple[int, ...]) -> None:
         raise ConfigError(_WHERE, f"forward returns {type_of(logits)}", "expected a tensor of logits")
     if tuple(logits.shape) != expected:
         what = f"forward returns shape {tuple(logits.shape)} for {counted(expected[0], 'sample')}"
-        kind = "class" if len(expected) == 2 else "word and position"
+        kind = "class, or number to predict" if len(expected) == 2 else "word and position"
         raise ConfigError(_WHERE, what, f"expected logits of shape {expected}: one per {kind}")
     if logits.dtype != torch.float32:
         raise ConfigError(_WHERE, f"forward returns {logits.dtype}", "expected torch.float32")
