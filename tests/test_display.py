@@ -60,6 +60,24 @@ def test_an_estimate_is_marked():
     ]
 
 
+def test_results_without_accuracy():
+    loss = {**ROUND, "loss_mean": 0.98765}
+    assert lines(done(loss), done({**loss, "estimated_from": 8}), done({**loss, "perplexity_mean": 7.0}))[
+        1:
+    ] == [
+        "round   5/20  loss 0.123  test loss 0.9877  1.5 s",
+        "round   5/20  loss 0.123  (estimated from 8 clients)  test loss 0.9877  1.5 s",
+        "round   5/20  loss 0.123  perplexity 7  1.5 s",
+    ]
+    measured = RoundDone(4, 20, {**loss, "rmse_mean": 0.5}, measures=("rmse_mean", "r2_mean"))
+    assert lines(measured)[1:] == ["round   5/20  loss 0.123  rmse 0.5  1.5 s"]
+
+
+def test_commands_can_be_copied():
+    stopped = lines(Stopped(2, Path("my runs/x")))[1:]
+    assert stopped == ["stopped after 2 complete rounds; resume with: rayfl resume 'my runs/x'"]
+
+
 def test_clusters():
     given = Clustered(0, "before", 3, None, 0.25, {"threshold": 12.0, "suggested": False})
     proposed = Clustered(0, "before", 3, 0.987, 0.25, {"threshold": 0.123456, "suggested": True})
@@ -186,7 +204,7 @@ def test_the_closing_table_of_texts_has_their_perplexity():
 def test_a_round_of_texts_shows_its_perplexity():
     tested = {**ROUND, "accuracy_mean": 31.23, "accuracy_worst10": 20.0}
     assert "perplexity" not in lines(done({**tested, "perplexity_mean": None}))[-1]
-    assert "perplexity 41.4 " in lines(done({**tested, "perplexity_mean": 41.43}))[-1]
+    assert "perplexity 41.43 " in lines(done({**tested, "perplexity_mean": 41.43}))[-1]
 
 
 def test_a_narrow_terminal_has_a_column_a_method() -> None:

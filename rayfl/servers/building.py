@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from rayfl.data.events import Outage, Stage, build_stages
 from rayfl.data.held_out import read
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError, type_of
+from rayfl.local import LocalObjective
 from rayfl.losses import LOSSES, Loss
 from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
@@ -27,8 +29,12 @@ from rayfl.models._own import OwnNetwork
 from rayfl.models.base import one_line, task_of
 from rayfl.ordering import Ordering
 from rayfl.plugins import call_part, is_own
+from rayfl.rundir import ROUND_COLUMNS
 from rayfl.servers.models import Blocks, Servers
 from rayfl.units import counted, size
+
+if TYPE_CHECKING:
+    import torch
 
 _COPIES = 4
 """Models in memory while one client trains: the server's, the client's, its gradient and its result."""
@@ -96,6 +102,8 @@ def build(
         check_network(spec)
     check_words(spec, stages[0].federation.samples)
     check_loss(spec)
+    check_measures(spec)
+    check_facts(config.local, spec)
     check_hierarchy(config, spec, stages[0].federation)
     check_clustering(config, *clustered(stages[0].federation))
     check_aggregation(config, stages)
@@ -292,6 +300,16 @@ def check_inputs(model: Model, samples: Samples) -> None:
     raise ConfigError("model.name", what, f"use one of {', '.join(suited)}")
 
 
+def _example(spec: ModelSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Outputs and targets of three samples."""
+    import torch
+
+    _, targets = spec.model.example(spec.shape, spec.classes, 3, np.random.default_rng(0))
+    words = task_of(spec.model) == "words"
+    outputs = torch.zeros(3, spec.classes, *(spec.shape if words else ()), requires_grad=True)
+    return outputs, torch.zeros(3, spec.classes) if spec.loss.numeric else torch.from_numpy(targets)
+
+
 def check_loss(spec: ModelSpec) -> None:
     """Refuse a user's loss that does not return a number for each prediction, or whether it is right.
 
@@ -302,11 +320,8 @@ def check_loss(spec: ModelSpec) -> None:
 
     if is_own(spec.loss):
         return
-    _, targets = spec.model.example(spec.shape, spec.classes, 3, np.random.default_rng(0))
-    words = task_of(spec.model) == "words"
-    outputs = torch.zeros(3, spec.classes, *(spec.shape if words else ()), requires_grad=True)
-    truth = torch.zeros(3, spec.classes) if spec.loss.numeric else torch.from_numpy(targets)
-    expected = (3, *spec.shape) if words else (3,)
+    outputs, truth = _example(spec)
+    expected = (3, *spec.shape) if task_of(spec.model) == "words" else (3,)
     losses = call_part(spec.loss, "each", outputs, truth)
     if not isinstance(losses, torch.Tensor) or tuple(losses.shape) != expected:
         what = f"shape {tuple(losses.shape)}" if isinstance(losses, torch.Tensor) else type_of(losses)
@@ -324,6 +339,88 @@ def check_loss(spec: ModelSpec) -> None:
     if not isinstance(right, torch.Tensor) or right.dtype != torch.bool or tuple(right.shape) != expected:
         what = f"returned {type_of(right)}"
         raise ConfigError(f"{spec.loss.name}.right", what, f"expected a tensor of bool {expected}")
+
+
+_PREFIXES = ("local_", "common_", "validation_", "finetuned_", "newcomers_")
+"""Of the names of rayfl's own numbers."""
+
+_CLIENT_COLUMNS = (
+    "client",
+    "name",
+    "n",
+    "test_samples",
+    "group",
+    "cluster",
+    "rounds_trained",
+    "accuracy_last",
+    "accuracy_best",
+    "accuracy_finetuned",
+    "best_round",
+    "perplexity_last",
+    "perplexity_best",
+)
+"""Columns of ``clients.csv`` that rayfl writes."""
+
+
+def _is_taken(name: str) -> bool:
+    """Whether a number of this name is rayfl's own."""
+    return name.startswith(_PREFIXES) or name in _CLIENT_COLUMNS or f"{name}_mean" in ROUND_COLUMNS
+
+
+def check_measures(spec: ModelSpec) -> None:
+    """Refuse a user's loss that does not measure for each client what it names, or names rayfl's own numbers.
+
+    Raises:
+        ConfigError
+    """
+    loss = spec.loss
+    if is_own(loss) or not loss.measures:
+        return
+    for name in loss.measures:
+        if _is_taken(name):
+            raise ConfigError(
+                f"{loss.name}.measures", f"{name!r} is a number of rayfl", "choose another name"
+            )
+    import torch
+
+    outputs, truth = _example(spec)
+    sums = call_part(loss, "sums", outputs.detach(), truth)
+    where = f"{loss.name}.sums"
+    if not isinstance(sums, torch.Tensor) or sums.ndim != 2 or len(sums) != len(outputs):
+        raise ConfigError(where, f"returned {type_of(sums)}", f"expected a tensor ({len(outputs)}, S)")
+    totals, sizes = np.repeat(sums.double().sum(dim=0, keepdim=True).numpy(), 2, axis=0), np.array([3, 3])
+    _check_columns(f"{loss.name}.measured", call_part(loss, "measured", totals, sizes), [*loss.measures], 2)
+
+
+def check_facts(local: LocalObjective, spec: ModelSpec) -> None:
+    """Refuse a user's local objective that does not report for each client what it names.
+
+    Raises:
+        ConfigError
+    """
+    size = local.state_size(spec)
+    if is_own(local) or type(local).client_facts is LocalObjective.client_facts or not size:
+        return
+    for name in local.facts:
+        if _is_taken(name):
+            raise ConfigError(f"{local.name}.facts", f"{name!r} is a number of rayfl", "choose another name")
+    found = call_part(local, "client_facts", np.zeros((2, size), np.float32), spec)
+    where = f"{local.name}.client_facts"
+    if isinstance(found, dict) and (unnamed := sorted(set(found) - set(local.facts))):
+        raise ConfigError(where, f"returned {unnamed[0]!r}, which is not in facts", "add it there")
+    _check_columns(where, found, [*found] if isinstance(found, dict) else [], 2)
+
+
+def _check_columns(where: str, found: object, names: Sequence[str], count: int) -> None:
+    """Check a dictionary of arrays with an entry for each client."""
+    if not isinstance(found, dict) or set(found) != set(names):
+        given = f"the names {sorted(found)}" if isinstance(found, dict) else type_of(found)
+        expected = f"expected a dictionary of {', '.join(names)}" if names else "expected a dictionary"
+        raise ConfigError(where, f"returned {given}", expected)
+    for name, values in found.items():
+        if not isinstance(values, np.ndarray) or values.shape != (count,) or values.dtype.kind not in "iuf":
+            what = f"{name} is {type_of(values)} for {counted(count, 'client')}"
+            raise ConfigError(where, what, "expected an array with a number for each")
 
 
 def check_words(spec: ModelSpec, samples: Samples) -> None:

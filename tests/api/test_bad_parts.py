@@ -292,6 +292,23 @@ class Dense(FedAvg):
         return np.ones((1, len(plan.cohort)))
 
 
+class Facts(LocalObjective):
+    name: Literal["bad_facts"] = "bad_facts"
+    facts: ClassVar[tuple[str, ...]] = ("far", "n")
+    what: str
+
+    def state_size(self, spec):
+        return 1
+
+    def client_facts(self, states, spec):
+        return {"far": {"far": states[0, 0]}, "other": {"near": states[:, 0]}}.get(self.what)
+
+
+class FarFacts(Facts):
+    name: Literal["bad_far"] = "bad_far"
+    facts: ClassVar[tuple[str, ...]] = ("far",)
+
+
 class Regroups(FedAvg):
     name: Literal["bad_clusters"] = "bad_clusters"
     what: str
@@ -612,6 +629,19 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "clusters, model": (
         {"algorithm": Regroups(what="model")},
         r"bad_clusters.recluster: assignment holds 2; expected 0 to 1",
+    ),
+    "facts": ({"local": Facts(what="far")}, "bad_facts.facts: 'n' is a number of rayfl; choose another"),
+    "facts, scalar": (
+        {"local": FarFacts(what="far")},
+        "bad_far.client_facts: far is .* for 2 clients; expected",
+    ),
+    "facts, other": (
+        {"local": FarFacts(what="other")},
+        "bad_far.client_facts: returned 'near', which is not in facts; add it there",
+    ),
+    "facts, none": (
+        {"local": FarFacts(what="none")},
+        r"bad_far.client_facts: returned nothing \(None\); expected a dictionary",
     ),
     "clusters, negative": (
         {"algorithm": Regroups(what="negative")},

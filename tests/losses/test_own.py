@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from rayfl.losses.bce import BinaryCrossEntropy
 from rayfl.losses.cross_entropy import CrossEntropy
 from rayfl.losses.mse import MeanSquaredError
 from rayfl.models import MODELS, ModelSpec
-from rayfl.servers.building import check_loss
+from rayfl.servers.building import check_loss, check_measures
 from rayfl.training import LocalWork
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
@@ -68,6 +68,55 @@ def test_numbers_are_not_right_or_wrong_by_themselves() -> None:
     ):
         check_loss(spec(Huber()))
     check_loss(spec(Inaccurate()))
+
+
+class Tail(Huber):
+    """Measures the share of large errors; each way of getting that wrong is refused before a run."""
+
+    name: Literal["tail"] = "tail"  # type: ignore[assignment]
+    accurate: ClassVar[bool] = False
+    measures: ClassVar[dict[str, str]] = {"tail": "share of errors above 1"}
+    wrong: str = ""
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        large = ((outputs - targets).abs() > 1).double().mean(1, keepdim=True)
+        return large[:, 0] if self.wrong == "sums" else large
+
+    def measured(self, sums: Any, sizes: Any) -> Any:
+        share = sums[:, 0] / sizes
+        right = {"tail": share}
+        answers = {
+            "name": {"tails": share},
+            "nothing": None,
+            "scalar": {"tail": 0.5},
+            "list": {"tail": [0.5, 1]},
+        }
+        return answers.get(self.wrong, right)
+
+
+class Reserved(Tail):
+    name: Literal["reserved"] = "reserved"  # type: ignore[assignment]
+    measures: ClassVar[dict[str, str]] = {"accuracy": "of some kind"}
+
+
+@pytest.mark.parametrize(
+    ("loss", "line"),
+    [
+        (Tail(), ""),
+        (Tail(wrong="sums"), r"tail.sums: returned a Tensor of float64 \(3,\); expected a tensor \(3, S\)"),
+        (Tail(wrong="name"), r"tail.measured: returned the names \['tails'\]; expected a dictionary of tail"),
+        (Tail(wrong="nothing"), r"tail.measured: returned nothing \(None\); expected a dictionary of tail"),
+        (Tail(wrong="scalar"), "tail.measured: tail is a float for 2 clients; expected an array"),
+        (Tail(wrong="list"), "tail.measured: tail is a list for 2 clients; expected an array"),
+        (Reserved(), "reserved.measures: 'accuracy' is a number of rayfl; choose another name"),
+    ],
+)
+def test_measures_are_tried_before_a_run(loss: Loss, line: str) -> None:
+    spec = ModelSpec.of(MODELS["mlp"](hidden=[6]), (3,), 2, 0, loss=loss)
+    if not line:
+        return check_measures(spec)
+    with pytest.raises(ConfigError, match=line):
+        check_measures(spec)
 
 
 def trained(loss: Loss, make: Callable[..., ModelSpec], samples: Samples) -> Tensor:

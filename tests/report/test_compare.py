@@ -160,6 +160,16 @@ def test_a_comparison_of_regressions(make_run: MakeRun, tmp_path: Path):
     assert charts(page)["Clients"]["option"]["dataset"][0]["source"]["mean"] == [2.5, 2.5]
 
 
+def test_a_comparison_of_losses_without_measures(make_run: MakeRun, tmp_path: Path):
+    runs = [make_run("one"), make_run("two")]
+    for run, loss in zip(runs, (0.00012345, 12345.6), strict=True):
+        rounds = pd.read_csv(run / "rounds.csv").assign(accuracy_mean=None, loss_mean=loss)
+        rounds.to_csv(run / "rounds.csv", index=False)
+    table = {column.title: column.values for column in Comparison.of(runs).shown().columns}
+    assert table["test loss"] == ["0.000123", "12,346"]
+    assert "accuracy, last" not in table
+
+
 def test_planted_groups_side_by_side(make_run: MakeRun, tmp_path: Path):
     one, two = make_run("one"), make_run("two")
     lines = ["round,kind,id,clients,accuracy_mean,accuracy_var,estimated_from"]

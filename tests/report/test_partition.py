@@ -136,6 +136,32 @@ def test_classes_have_their_names(tmp_path: Path) -> None:
         assert data["main label"] == [names[i] for i in found.counts.argmax(axis=1)]
 
 
+def test_names_of_classes_are_no_mathematics(tmp_path: Path) -> None:
+    first = view(load(DIGITS, TWO_TASKS), ["emd"])
+    samples = replace(first.federation.samples, class_names=tuple(f"$_$ {i}" for i in range(10)))
+    federation = replace(first.federation, samples=samples)
+    partition.write(replace(first, stage=replace(first.stage, federation=federation)), tmp_path)
+    assert (tmp_path / "classes.png").is_file()
+
+
+def test_numbers_to_predict_are_no_classes(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((40, 6), np.float32)
+    y = x.sum(axis=1, keepdims=True)
+    np.savez(tmp_path / "numbers.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    changes = [f"data={{name: npz, path: '{tmp_path / 'numbers.npz'}'}}", "loss=mse", "model=mlp"]
+    found = view(load({"partition": {"name": "iid", "clients": 4}}, changes), ["emd", "mmd"])
+    text = text_of(found)
+    assert "4 clients, numbers to predict, no planted groups" in text
+    assert "labels" not in text.replace("emd compares labels", "")
+    assert "emd compares labels, and these samples have numbers to predict" in text
+    assert found.measured[1].average is not None
+    files = [path.name for path in partition.write(found, tmp_path / "out")]
+    assert files == ["partition.json", "clients.csv", "distances.csv", "distances.png", "index.html"]
+    page = (tmp_path / "out/index.html").read_text()
+    assert "Labels" not in titles(page)
+    assert set(values(page)["data"]["clients"]) == {"client", "n", "validation", "test"}
+
+
 def test_many_classes_are_told_in_words() -> None:
     changes = ["data={name: synthetic, classes: 30}", "partition={name: label_skew, clients: 20, rho: 0.1}"]
     text = text_of(view(load({"name": "wide"}, changes), ["emd"]))
