@@ -20,6 +20,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
+import marshal
 import os
 import re
 import sys
@@ -28,7 +29,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -262,6 +263,27 @@ def _differing_file(recorded: Plugin) -> str | None:
     return _stray_file(imported)
 
 
+def _is_outdated(module: ModuleType) -> bool:
+    """Whether a module was imported before its file was changed, as in a notebook that writes the file again.
+
+    Python keeps what it compiled when it imported the file. Where it does not, nothing is known.
+    """
+    loader = getattr(module.__spec__, "loader", None)
+    file = getattr(module, "__file__", None)
+    if type(loader) is not SourceFileLoader or file is None or sys.dont_write_bytecode:
+        return False
+    with contextlib.suppress(OSError, ValueError, TypeError, EOFError, SyntaxError, NotImplementedError):
+        compiled = Path(importlib.util.cache_from_source(file))
+        if os.access(compiled.parent, os.W_OK):
+            imported = marshal.loads(compiled.read_bytes()[_HEADER:])
+            return bool(imported != compile(Path(file).read_bytes(), file, "exec", dont_inherit=True))
+    return False
+
+
+_HEADER = 16
+"""Bytes before the code in a file of compiled Python."""
+
+
 def _stray_file(plugin: Plugin) -> str | None:
     """The file of an imported module with the name of a plug-in's file, but other contents; None if none."""
     if plugin.folder is None or plugin.installed or plugin.module in _sent_modules():
@@ -433,6 +455,8 @@ def _import_plugin(given: str, where: str) -> ModuleType:
             # The folder of a link, not of its target
             folder = Path(os.path.abspath(os.path.expanduser(given))).parent
         plugin = _plugin_of(_import_module(name, given, where, folder), given)
+        if _is_outdated(sys.modules[name]):
+            raise ConfigError(where, f"{given}: has changed since it was imported", "restart Python")
         if (stray := _stray_file(plugin)) is not None:
             what = f"{given}: it imports a file of which this process has another version ({stray})"
             raise ConfigError(where, what, "restart Python, or rename the file")

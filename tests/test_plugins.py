@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -317,6 +318,20 @@ def test_targets(folder):
         plugins.target_of(lambda: 0)
     with pytest.raises(ConfigError, match=r"partial: has no name .*; put a function or class at the top"):
         plugins.target_of(functools.partial(own_u))
+
+
+def test_a_file_that_changed_after_it_was_imported_is_refused(folder, monkeypatch):
+    """As in a notebook that writes and imports a file twice: Python goes on with the first one."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    root = folder(own_twice="class A:\n    b = 3", own_once="class A:\n    b = 3")
+    monkeypatch.syspath_prepend(str(root))
+    for name in ("own_twice", "own_once"):
+        importlib.import_module(name)
+        os.utime(root / f"{name}.py", (1, 1))  # saved again without a change
+    (root / "own_twice.py").write_text("class A:\n    b = 4  # another")
+    assert plugins.resolve("own_once.py:A.b", "x") == 3
+    with pytest.raises(ConfigError, match=r"own_twice.py: has changed since it was imported; restart Python"):
+        plugins.resolve("own_twice.py:A.b", "x")
 
 
 def test_a_run_keeps_its_plug_ins_and_notices_changes(folder):
