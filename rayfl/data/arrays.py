@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -311,7 +311,8 @@ def checked(samples: Samples, where: str) -> Samples:
     Raises:
         DataError: if they do not fit together.
     """
-    labels, sample_types = {}, {}
+    labels: dict[str, Any] = {}
+    sample_types = {}
     for part in ("train", "test"):
         x, y, targets, domain = (
             getattr(samples, f"{name}_{part}") for name in ("x", "y", "targets", "domain")
@@ -336,6 +337,8 @@ def checked(samples: Samples, where: str) -> Samples:
             )
         if targets is not None and len(targets) != len(x):
             raise DataError(f"{where}: targets_{part} has {len(targets)} entries for {len(x)} samples")
+        if isinstance(targets, np.ndarray) and targets.dtype.kind == "f":  # as given arrays are converted
+            labels[f"targets_{part}"] = as_targets(targets, len(x), f"{where}: targets_{part}")[1]
     if sample_types["train"] != sample_types["test"]:
         raise DataError(
             f"{where}: samples of x_train are {sample_types['train']}, those of x_test "
@@ -345,9 +348,10 @@ def checked(samples: Samples, where: str) -> Samples:
         given = [getattr(samples, f"{name}_{part}") is not None for part in ("train", "test")]
         if len(set(given)) > 1:
             raise DataError(f"{where}: has only one of {name}_train and {name}_test; give both or none")
+    samples = replace(samples, **labels)
     if samples.task != "words":
         check_classes(samples, where)
-    return replace(samples, **labels)  # type: ignore[arg-type]
+    return samples
 
 
 _KINDS = {"f": "floats", "i": "integers", "u": "unsigned integers"}

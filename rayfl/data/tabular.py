@@ -214,6 +214,10 @@ def _targets(frame: pd.DataFrame, names: Sequence[str], place: Place) -> NDArray
     return np.ascontiguousarray(frame[list(names)].to_numpy(np.float32))
 
 
+_MISSING = "empty, or a word such as NA or None"
+"""What counts as no value, as pandas reads tables."""
+
+
 def labels_of(column: pd.Series, what: str, place: Place) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """Number the labels ``(n,)``, and return the classes' names: whole numbers by value, others as text.
 
@@ -224,7 +228,7 @@ def labels_of(column: pd.Series, what: str, place: Place) -> tuple[NDArray[np.in
 
     missing = np.flatnonzero(column.isna())
     if len(missing):
-        raise DataError(f"{place(missing[0])}: {what} has no label")
+        raise DataError(f"{place(missing[0])}: {what} has no label ({_MISSING})")
     values = column.to_numpy()
     if values.dtype.kind == "f":
         fractions = np.flatnonzero(~(np.isfinite(values) & (values == np.floor(values))))
@@ -269,7 +273,9 @@ def _feature(
 
     missing = np.flatnonzero(column.isna())
     if len(missing):
-        raise DataError(f"{place(missing[0])}: column {name!r} is empty; fill it in, or exclude the column")
+        raise DataError(
+            f"{place(missing[0])}: column {name!r} has no value ({_MISSING}); fill it in, or exclude it"
+        )
     categorical = name in roles.categorical
     if _is_numeric(column) and not categorical:
         with np.errstate(over="ignore"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rayfl.data import DATASETS, Samples, fingerprint, read_npz, write_npz
-from rayfl.data.arrays import as_inputs
+from rayfl.data.arrays import as_inputs, checked
 from rayfl.errors import ConfigError, DataError
 
 
@@ -212,3 +212,14 @@ def test_fingerprint_sees_every_array_but_not_the_name() -> None:
     assert fingerprint(replace(samples, classes=3)) != print_
     assert fingerprint(replace(samples, domain_train=None, domain_test=None)) != print_
     assert fingerprint(replace(samples, x_train=samples.x_train.astype(np.float64))) != print_
+
+
+@pytest.mark.parametrize("shape", [(20,), (20, 2)])
+def test_numbers_of_an_own_dataset_are_converted_as_given_ones(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.random((20, 3), np.float32), np.zeros(20, np.int64)
+    targets = rng.random(shape)  # float64
+    found = checked(Samples("mine", x, y, x, y, 1, targets_train=targets, targets_test=targets), "mine")
+    assert found.numeric
+    assert found.targets_train is not None
+    np.testing.assert_array_equal(found.targets_train, targets.reshape(20, -1).astype(np.float32))

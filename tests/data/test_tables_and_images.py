@@ -232,7 +232,7 @@ def test_a_column_without_a_client_or_that_is_a_feature_is_no_division(tmp_path:
     ):
         by_hospital.assign(found, 0)
     feature = table(tmp_path / "people.csv", exclude=[])
-    with pytest.raises(DataError, match="no column 'hospital'; it has no columns for clients"):
+    with pytest.raises(DataError, match="no column 'hospital'; it has no columns for clients .whole numbers"):
         by_hospital.assign(feature, 0)
 
 
@@ -314,16 +314,20 @@ BAD_TABLES: dict[str, tuple[str | pd.DataFrame, dict[str, Any], str]] = {
         "column 'hospital' is the label or",
     ),
     "no features": (HEAD + ROWS, {"exclude": ["age", "colour", "hospital"]}, "has no column for a feature"),
-    "missing number": (HEAD + "1,red,h0,ok\n,red,h0,ill\n" + ROWS, {}, "people.csv:3: column 'age' is empty"),
+    "missing number": (
+        HEAD + "1,red,h0,ok\n,red,h0,ill\n" + ROWS,
+        {},
+        "people.csv:3: column 'age' has no value",
+    ),
     "missing text": (
         HEAD + "1,red,h0,ok\n2,NA,h0,ill\n" + ROWS,
         {},
-        "people.csv:3: column 'colour' is empty",
+        "people.csv:3: column 'colour' has no value",
     ),
     "missing label": (
         HEAD + "1,red,h0,ok\n\n2,red,h0,\n" + ROWS,
         {},
-        "people.csv:4: column 'outcome' has no label",
+        "people.csv:4: column 'outcome' has no label (empty, or a word such as NA or None)",
     ),
     "infinity": (HEAD + "inf,red,h0,ok\n" + ROWS, {}, "people.csv:2: column 'age' is inf; expected a finite"),
     "too large a number": (HEAD + "1e300,red,h0,ok\n" + ROWS, {}, "people.csv:2: column 'age' is 1e+300"),

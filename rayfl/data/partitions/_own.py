@@ -87,6 +87,8 @@ def own_column(samples: Samples, name: str, setting: str) -> Column:
     """
     if name not in samples.columns:
         suggestion = nearest(name, samples.columns) if samples.columns else "it has no columns for clients"
+        if not samples.columns:
+            suggestion += " (whole numbers or text for each sample, without gaps)"
         if "did you mean" not in suggestion:
             suggestion += "; to divide a table by one of its columns, add it to data.exclude"
         raise DataError(f"{setting}: {samples.name} has no column {name!r}; {suggestion}")
