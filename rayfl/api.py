@@ -15,7 +15,16 @@ from rayfl import plugins
 from rayfl.config import BLOCK_SETTINGS, CHANGEABLE, Config, changes, load
 from rayfl.config.kinds import KINDS
 from rayfl.config.reading import continued, names_first
-from rayfl.errors import ClientError, ConfigError, DataError, DiskError, Held, Interrupted, RayflError
+from rayfl.errors import (
+    ClientError,
+    ConfigError,
+    Damaged,
+    DataError,
+    DiskError,
+    Held,
+    Interrupted,
+    RayflError,
+)
 from rayfl.events import Begun, Finished, Listener, Note, RoundDone, RunEvent
 from rayfl.machine import handling_stops
 from rayfl.monitor import Monitor, Status
@@ -291,21 +300,29 @@ def _recording_divergence(directory: RunDirectory, rounds: int) -> Iterator[None
 
 def _status(config: Config, directory: RunDirectory) -> Status:
     """The status of a run that starts or resumes, with the last known results."""
-    known: dict[str, Any] = {}
-    if done := directory.rounds_complete():
-        rounds = directory.read_frame("rounds.csv")
-        tested = rounds[rounds["loss_mean"].notna()] if "loss_mean" in rounds else rounds[:0]
-        last = tested.iloc[-1].to_dict() if len(tested) else {}
-        known = {name: float(last[name]) for name in RESULTS if last.get(name) == last.get(name, math.nan)}
     return Status(
         run=directory.path.name,
         state="starting",
         method=config.algorithm.name,
         dataset=config.data.name,
         rounds=config.rounds,
-        done=done,
-        **known,
+        done=directory.rounds_complete(),
+        **_last_results(directory),
     )
+
+
+def _last_results(directory: RunDirectory) -> dict[str, Any]:
+    """What the last test of a run gave, for its status; nothing if the table of rounds is damaged, which the
+    run itself repairs or refuses.
+    """
+    if not directory.rounds_complete():
+        return {}
+    with contextlib.suppress(Damaged, KeyError, TypeError, ValueError):
+        rounds = directory.read_frame("rounds.csv")
+        tested = rounds[rounds["loss_mean"].notna()]
+        last = tested.iloc[-1].to_dict() if len(tested) else {}
+        return {name: float(last[name]) for name in RESULTS if last.get(name) == last.get(name, math.nan)}
+    return {}
 
 
 @contextlib.contextmanager

@@ -311,7 +311,7 @@ def checked(samples: Samples, where: str) -> Samples:
     Raises:
         DataError: if they do not fit together.
     """
-    labels: dict[str, Any] = {}
+    converted: dict[str, Any] = {}
     sample_types = {}
     for part in ("train", "test"):
         x, y, targets, domain = (
@@ -329,8 +329,8 @@ def checked(samples: Samples, where: str) -> Samples:
                 continue
             if not isinstance(values, np.ndarray):
                 raise DataError(f"{where}: {name}_{part} is {type_of(values)}; expected an array of integers")
-            labels[f"{name}_{part}"] = as_labels(values, len(x), f"{where}: {name}_{part}")
-        most = int(labels[f"y_{part}"].max())
+            converted[f"{name}_{part}"] = as_labels(values, len(x), f"{where}: {name}_{part}")
+        most = int(converted[f"y_{part}"].max())
         if most >= samples.classes:
             raise DataError(
                 f"{where}: y_{part} holds {most}, and classes is {samples.classes}; labels count from 0"
@@ -338,7 +338,7 @@ def checked(samples: Samples, where: str) -> Samples:
         if targets is not None and len(targets) != len(x):
             raise DataError(f"{where}: targets_{part} has {len(targets)} entries for {len(x)} samples")
         if isinstance(targets, np.ndarray) and targets.dtype.kind == "f":  # as given arrays are converted
-            labels[f"targets_{part}"] = as_targets(targets, len(x), f"{where}: targets_{part}")[1]
+            converted[f"targets_{part}"] = as_targets(targets, len(x), f"{where}: targets_{part}")[1]
     if sample_types["train"] != sample_types["test"]:
         raise DataError(
             f"{where}: samples of x_train are {sample_types['train']}, those of x_test "
@@ -348,7 +348,7 @@ def checked(samples: Samples, where: str) -> Samples:
         given = [getattr(samples, f"{name}_{part}") is not None for part in ("train", "test")]
         if len(set(given)) > 1:
             raise DataError(f"{where}: has only one of {name}_train and {name}_test; give both or none")
-    samples = replace(samples, **labels)
+    samples = replace(samples, **converted)
     if samples.task != "words":
         check_classes(samples, where)
     return samples

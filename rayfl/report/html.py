@@ -328,6 +328,7 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
             f"{name}s and {number(between)} between them."
         )
     accurate = bool(last["accuracy_mean"].notna().any())
+    what = "Accuracy" if accurate else "Test loss"
     if accurate:
         note += (
             " Standard errors of the mean: ± clients if other clients of the kind were drawn, ± samples if "
@@ -353,7 +354,7 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
                 if accurate or "accuracy" not in c
             ),
         ],
-        caption=f"{'accuracy' if accurate else 'test loss'} by {name}",
+        caption=f"{what.lower()} by {name}",
     )
     charts = []
     if len(last) <= MOST_LINES:
@@ -380,7 +381,7 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
             lines,
         )
         charts.append(curves(lines, choices, ROUNDS[:1], f"Mean accuracy of each {name} over rounds"))
-    return Section(f"Accuracy by {name}", note, charts, [table])
+    return Section(f"{what} by {name}", note, charts, [table])
 
 
 # --- clients --------------------------------------------------------------------------------------------

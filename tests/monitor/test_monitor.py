@@ -24,6 +24,7 @@ from rayfl.events import BlockDone, CheckpointSaved, Note, RoundDone, RunEvent
 from rayfl.monitor import Monitor, Pace, Status, newest_running, runs_below, view, writer
 from rayfl.monitor.writer import LOG
 from rayfl.overview import follow, runs_table, screen
+from rayfl.rundir import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,6 +109,12 @@ def test_a_run_is_not_resumed_with_fewer_rounds_than_it_has(settings: dict[str, 
     ended = api.resume(run.path, ["rounds=3"])  # trains nothing
     assert len(ended.rounds) == 3
     assert view(run.path).status.accuracy_mean == ended.summary["accuracy_mean"]
+
+
+@pytest.mark.parametrize("text", ["", "\0\n\0\n", "round\n1\n", "round,loss_mean\n1,high\n"])
+def test_a_damaged_table_of_rounds_gives_no_results(text: str, tmp_path: Path) -> None:
+    (tmp_path / "rounds.csv").write_text(text)
+    assert api._last_results(RunDirectory(tmp_path)) == {}
 
 
 def test_a_finished_run_without_checkpoints_is_not_resumed(settings: dict[str, Any]) -> None:
