@@ -339,8 +339,12 @@ def only_asked(setup: Setup, state: ServerState, plan: Plan) -> int:
     if state.sweep.begun not in (-1, state.round):  # their cohort was chosen in an earlier round
         return 0
     present = len(setup.present)
-    asked = setup.sampling.asked(present, setup.training.cohort(present), state.round, setup.rounds)
-    return max(0, asked - len(plan.cohort))
+    sampling = setup.sampling
+    asked: object = sampling.asked(present, setup.training.cohort(present), state.round, setup.rounds)
+    if not isinstance(asked, (int, np.integer)):
+        expected = "expected the number of clients that report a loss"
+        raise ConfigError(f"{sampling.name}.asked", f"returned {type_of(asked)}", expected)
+    return max(0, int(asked) - len(plan.cohort))
 
 
 def every_kappa_rounds(setup: Setup, state: ServerState) -> GlobalStep | None:

@@ -44,7 +44,7 @@ from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part, TestedOn, called
 from rayfl.errors import ClientError, ConfigError, DataError, RayflError, type_of
 from rayfl.evaluation import Score, Scores
-from rayfl.local import Outcome, Start, trained_by
+from rayfl.local import Outcome, Start, client_model_of, trained_by
 from rayfl.memory import resident
 from rayfl.models.flat import as_tensor
 from rayfl.ordering import Arrival
@@ -427,7 +427,7 @@ class ClientHost:
         delivered = np.setdiff1d(np.arange(len(clients)), list(block.failures))
         local_states, order_states = (each[torch.from_numpy(delivered).to(each.device)] for each in states)
         models = [
-            job.local.client_model(block.rows[row], local_states[at], self.spec)
+            client_model_of(job.local, block.rows[row], local_states[at], self.spec)
             for at, row in enumerate(delivered.tolist())
         ]
         if test.adaptation is not None and models:
@@ -482,7 +482,7 @@ class ClientHost:
         local_states = job.layout.objective(states)
         for row in range(len(rows)):
             if not fresh[row]:
-                rows[row] = job.local.client_model(rows[row], local_states[row], self.spec)
+                rows[row] = client_model_of(job.local, rows[row], local_states[row], self.spec)
         indices = self.stages[job.stage].train.take(job.clients)
         owned = bool(job.layout.layers) or job.local.personal
         same = np.arange(len(rows)) if owned else job.start
@@ -568,7 +568,7 @@ class ClientHost:
         state = _client_state(objects, forward_pass.state)
         vector = vector.clone()
         scatter_(vector, job.layout.layers, job.layout.own_layers(state))
-        return job.local.client_model(vector, job.layout.objective(state), self.spec)
+        return client_model_of(job.local, vector, job.layout.objective(state), self.spec)
 
     def signatures(self, job: SignatureJob, objects: Objects) -> Answer:
         """Compute the signatures of a block of clients: a :class:`SignatureReport`, and a list of them.

@@ -416,7 +416,7 @@ class _Newcomers:
         config, saved, rounds = self.config, self.saved, self.state_before.round
         models = self.models
         # If the run's clients adapt their models before every test, fine-tuning does the same work.
-        adaptation = config.algorithm.adaptation(self.setup, self.state)
+        adaptation = hooks.adaptation(config.algorithm, self.setup, self.state)
         self._test(frame, "", models, adaptation)
         if epochs:
             work = adaptation or config.training.work(max(0, rounds - 1), config.rounds)
@@ -469,8 +469,8 @@ class _Newcomers:
         setup = replace(self.setup, sampling=Uniform())  # without it, a sampling may ask other clients, too
         models = state.assignment[self.ids]
         plan = Plan(self.ids, models, models)
-        count = algorithm.downloads(setup, state, plan)
-        size = 4 * length(complement(algorithm.work(setup, state).personal, setup.spec.P))
+        count = hooks.downloads(algorithm, setup, state, plan)
+        size = 4 * length(complement(hooks.work(algorithm, setup, state).personal, setup.spec.P))
         return Transfer(state.round, "client_lps", "down", "model", count * size)
 
 

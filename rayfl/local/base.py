@@ -242,6 +242,21 @@ def work_of(local: LocalObjective, work: LocalWork) -> LocalWork:
     return returned(f"{local.name}.work", local.work(work), LocalWork)
 
 
+def client_model_of(
+    local: LocalObjective, model: torch.Tensor, state: torch.Tensor, spec: ModelSpec
+) -> torch.Tensor:
+    """The client's own model: :meth:`LocalObjective.client_model`.
+
+    Raises:
+        ConfigError: if it is no model.
+    """
+    own: object = local.client_model(model, state, spec)
+    if not isinstance(own, type(model)) or own.shape != model.shape:
+        expected = f"expected a model, a tensor {tuple(model.shape)}"
+        raise ConfigError(f"{local.name}.client_model", f"returned {type_of(own)}", expected)
+    return own
+
+
 def weights_of(
     local: LocalObjective, sizes: NDArray[np.int64], rows: NDArray[np.int64], training: Training
 ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:

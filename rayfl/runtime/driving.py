@@ -70,7 +70,7 @@ def arithmetic(config: Config, federation: Federation, host: HostSpec, available
     samples = federation.samples
     size = samples.x_train.nbytes + samples.x_test.nbytes + sum(a.nbytes for a in federation.train.arrays) * 2
     block = block_rule(config, federation, host)(config.training.cohort(federation.clients))
-    models = len(config.algorithm.initial(setup_of(config, federation, host.spec)))
+    models = len(hooks.initial(config.algorithm, setup_of(config, federation, host.spec)))
     models = max(models, config.clustering.n_clusters or 1)
     plan = plan_resources(config, federation.clients, block, host.spec.P, size, available, models)
     plan = plan.with_activations(_activations(config, federation, host, block))

@@ -301,7 +301,7 @@ class Driver:
         return self._queries(state, stage).missing_signatures(self.config.clustering, changed)
 
     def _begin(self) -> ServerState:
-        starts = self.algorithm.initial(self.setup)
+        starts = hooks.initial(self.algorithm, self.setup)
         models = {
             index: self.servers.put(self.host.permute(self.host.spec.initial(index=index)))
             for index in set(starts)
@@ -397,7 +397,7 @@ class Driver:
         # Methods must not see results on test data.
         next_state = hooks.end(algorithm, self.setup, state, plan, replace(report, scores={}))
         clients = self._queries_after(next_state)
-        self.records.diagnosis(state.round, algorithm.diagnose(self.setup, next_state, clients))
+        self.records.diagnosis(state.round, hooks.diagnose(algorithm, self.setup, next_state, clients))
         outcome = algorithm.split(self.setup, next_state, clients)
         regrouping = hooks.regrouping(algorithm, self.setup, "split", outcome, next_state.models)
         next_state = self._regroup(next_state, regrouping, after=True, former=former_models)
@@ -502,7 +502,7 @@ class Driver:
         """How clients test their trained models before averaging; None if they do not."""
         if not self.config.evaluation.local:
             return None
-        adaptation = self.algorithm.adaptation(self.setup, state)
+        adaptation = hooks.adaptation(self.algorithm, self.setup, state)
         return LocalTest(self._test_data, self.servers.batch_size, adaptation)
 
     def _asked_report(self, report: ClientReport) -> AskedReport:
@@ -697,7 +697,7 @@ class Driver:
             this_round: the round that the test follows.
             epochs: of fine-tuning; methods with test-time adaptation fine-tune the same way.
         """
-        work = self.algorithm.adaptation(self.setup, state)
+        work = hooks.adaptation(self.algorithm, self.setup, state)
         if epochs is not None:
             work = work or self.config.local.finetuning(this_round.work, self.host.spec)
             assert work is not None, "refused by check_finetuning"
@@ -753,7 +753,7 @@ class Driver:
 
     def _record_traffic(self, state: ServerState, plan: Plan, this_round: Round, report: RoundReport) -> None:
         """Record the round's model traffic in the ledger."""
-        extra_downloads = self.algorithm.downloads(self.setup, state, plan) - len(plan.cohort)
+        extra_downloads = hooks.downloads(self.algorithm, self.setup, state, plan) - len(plan.cohort)
         down = report.bytes_down + 4 * extra_downloads * length(
             complement(this_round.work.personal, self.host.spec.P)
         )
@@ -816,7 +816,7 @@ class Driver:
         facts: dict[str, NDArray[np.float64]] = {}
         has_facts = type(local).client_facts is not LocalObjective.client_facts  # otherwise nothing is read
         if has_facts and len(checkpoint.state_clients) and local.state_size(spec):
-            layers = self.algorithm.work(self.setup, state).personal
+            layers = hooks.work(self.algorithm, self.setup, state).personal
             layout, rows = StateLayout.of(spec, layers, local, self.config.order), checkpoint.state_rows
             pieces = rows.pieces() if isinstance(rows, Rows) else (rows,)
             piece_facts = [local.client_facts(layout.objective(piece), spec) for piece in pieces]

@@ -5,7 +5,7 @@ immediately, in one line.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,23 @@ from rayfl.servers import mixing
 from rayfl.training import LocalWork
 from rayfl.training.reports import ClientReport, Reports
 from rayfl.training.server import ServerTraining
+
+
+def initial(algorithm: Algorithm[Any], setup: Setup) -> Sequence[int]:
+    """The initial models, as numbers of random initialisations.
+
+    Raises:
+        ConfigError: unless it is one integer or more.
+    """
+    where = f"{algorithm.name}.initial"
+    numbers: Sequence[Any] = returned(where, algorithm.initial(setup), Sequence)  # type: ignore[type-abstract]
+    if not numbers or not all(_is_integer(number) for number in numbers):
+        raise ConfigError(where, f"returned {numbers!r}", "expected one integer or more, such as (0,)")
+    return numbers
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
@@ -186,9 +203,71 @@ def work(algorithm: Algorithm[Any], setup: Setup, state: Any) -> LocalWork:
     """The local work of the round.
 
     Raises:
-        ConfigError: if it has another type.
+        ConfigError: if it has another type, or names parts of the model that do not exist.
     """
-    return returned(f"{algorithm.name}.work", algorithm.work(setup, state), LocalWork)
+    where = f"{algorithm.name}.work"
+    return _checked_work(where, returned(where, algorithm.work(setup, state), LocalWork), setup)
+
+
+def adaptation(algorithm: Algorithm[Any], setup: Setup, state: Any) -> LocalWork | None:
+    """What each client does with its model before a test, or None.
+
+    Raises:
+        ConfigError: if it has another type, or names parts of the model that do not exist.
+    """
+    where, found = f"{algorithm.name}.adaptation", algorithm.adaptation(setup, state)
+    return None if found is None else _checked_work(where, returned(where, found, LocalWork), setup)
+
+
+def _checked_work(where: str, work: LocalWork, setup: Setup) -> LocalWork:
+    """Check the ranges of parameters that a round's work names."""
+    for name in ("personal", "frozen"):
+        segments = getattr(work, name)
+        if not _are_segments(segments, setup.spec.P):
+            what = (
+                f"{name} is {segments!r}" if isinstance(segments, tuple) else f"{name} is {type_of(segments)}"
+            )
+            expected = f"pairs (start, stop) from 0 to {setup.spec.P}, ascending, without overlaps"
+            raise ConfigError(where, what, f"expected {expected}: tuple(setup.spec.segment(layers))")
+    return work
+
+
+def _are_segments(segments: object, size: int) -> bool:
+    """Whether these are ascending ranges ``(start, stop)`` of ``range(size)`` that do not overlap."""
+    if not isinstance(segments, tuple) or not all(
+        isinstance(pair, tuple) and len(pair) == 2 and all(map(_is_integer, pair)) for pair in segments
+    ):
+        return False
+    edges = [edge for pair in segments for edge in pair]
+    return edges == sorted(edges) and (not edges or (edges[0] >= 0 and edges[-1] <= size))
+
+
+def downloads(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan) -> int:
+    """Number of models that clients download in a round.
+
+    Raises:
+        ConfigError: if it is no count.
+    """
+    count: Any = algorithm.downloads(setup, state, plan)
+    if not _is_integer(count) or count < 0:
+        what = f"returned {count if _is_integer(count) else type_of(count)}"
+        raise ConfigError(f"{algorithm.name}.downloads", what, "expected the number of models, 0 or more")
+    return int(count)
+
+
+def diagnose(algorithm: Algorithm[Any], setup: Setup, state: Any, clients: Clients) -> list[dict[str, Any]]:
+    """Rows for ``diagnostics.csv``.
+
+    Raises:
+        ConfigError: unless it is a list of dictionaries.
+    """
+    rows: Any = algorithm.diagnose(setup, state, clients)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        what = f"returned {type_of(rows)}"
+        raise ConfigError(
+            f"{algorithm.name}.diagnose", what, "expected a list of dictionaries, one for each row"
+        )
+    return rows
 
 
 def counting_steps(setup: Setup, work: LocalWork) -> Setup:

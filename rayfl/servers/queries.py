@@ -27,7 +27,7 @@ from rayfl.data.events import Stage
 from rayfl.errors import DataError, RayflError
 from rayfl.evaluation import Transfer
 from rayfl.random import generator, key
-from rayfl.servers import testing
+from rayfl.servers import hooks, testing
 from rayfl.servers.building import setup_of
 from rayfl.servers.models import Servers
 from rayfl.servers.rounds import Round
@@ -109,7 +109,7 @@ class ClientQueries:
 
     def local_losses(self, clients: NDArray[np.int64], models: Served) -> NDArray[np.float64]:
         """Mean training loss of each client under its model, with the layers that it keeps ``(n,)``."""
-        personal = self.config.algorithm.work(self._setup, self.state).personal
+        personal = hooks.work(self.config.algorithm, self._setup, self.state).personal
         train = self.federation.train
         return testing.local_losses(
             self.servers, clients, models, train, "train", personal, self.config.local
@@ -313,7 +313,7 @@ class ClientQueries:
     def _local_round(self, number: int) -> Round:
         """A round without averaging, with the local work of round ``number`` (at most the last round)."""
         state = replace(self.state, round=min(number, self.config.rounds - 1))
-        work = self.config.algorithm.work(self._setup, state)
+        work = hooks.work(self.config.algorithm, self._setup, state)
         return Round.without_clients(work, number, len(self.stages) - 1, self.config.order)
 
     def relatedness(self) -> Graph:

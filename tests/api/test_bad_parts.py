@@ -364,6 +364,68 @@ class NoWork(FedAvg):
         super().work(setup, state)
 
 
+RETURNS: dict[str, dict[str, Any]] = {
+    "initial, number": {"initial": 0},
+    "initial, none": {"initial": ()},
+    "work, overlap": {"work": {"personal": ((0, 9), (5, 12))}},
+    "work, beyond": {"work": {"frozen": ((0, 10**9),)}},
+    "work, names": {"work": {"personal": ("fc",)}},
+    "work, list": {"work": {"personal": [(0, 9)]}},
+    "adaptation": {"adaptation": 3},
+    "downloads": {"downloads": -1},
+    "downloads, none": {"downloads": None},
+    "diagnose": {"diagnose": {"x": 1}},
+}
+"""What the hooks of :class:`Hooks` return."""
+
+
+class Hooks(FedAvg):
+    """One of the hooks returns what ``RETURNS`` says."""
+
+    name: Literal["bad_hooks"] = "bad_hooks"
+    what: str
+
+    @property
+    def returns(self):
+        return RETURNS[self.what]
+
+    def initial(self, setup):
+        return self.returns.get("initial", (0,))
+
+    def work(self, setup, state):
+        return replace(super().work(setup, state), **self.returns.get("work", {}))
+
+    def adaptation(self, setup, state):
+        return self.returns.get("adaptation")
+
+    def downloads(self, setup, state, plan):
+        return self.returns.get("downloads", 4)
+
+    def diagnose(self, setup, state, clients):
+        return self.returns.get("diagnose", [])
+
+
+class Asks7(Sampling):
+    name: Literal["bad_asked"] = "bad_asked"
+
+    def asked(self, clients, count, round, rounds):
+        return None
+
+    def cohort(self, candidates):
+        return candidates.ids
+
+
+class OwnModel(LocalObjective):
+    name: Literal["bad_own_model"] = "bad_own_model"
+    personal: ClassVar[bool] = True
+
+    def state_size(self, spec):
+        return 1
+
+    def client_model(self, model, state, spec):
+        return state
+
+
 class Number(FedAvg):
     name: Literal["bad_answers"] = "bad_answers"
 
@@ -851,6 +913,54 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"model: forward returns different outputs for the same samples in evaluation; draw",
     ),
     "work": ({"algorithm": NoWork()}, r"bad_work.work: returned nothing \(None\); expected a LocalWork"),
+    "initial, number": (
+        {"algorithm": Hooks(what="initial, number")},
+        r"bad_hooks.initial: returned an int; expected a Sequence",
+    ),
+    "initial, none": (
+        {"algorithm": Hooks(what="initial, none")},
+        r"bad_hooks.initial: returned \(\); expected one integer or more, such as \(0,\)",
+    ),
+    "work, overlap": (
+        {"algorithm": Hooks(what="work, overlap")},
+        r"bad_hooks.work: personal is \(\(0, 9\), \(5, 12\)\); expected pairs \(start, stop\) from 0 to",
+    ),
+    "work, beyond": (
+        {"algorithm": Hooks(what="work, beyond")},
+        r"bad_hooks.work: frozen is \(\(0, 1000000000\),\); expected pairs",
+    ),
+    "work, names": (
+        {"algorithm": Hooks(what="work, names")},
+        r"bad_hooks.work: personal is \('fc',\); .* overlaps: tuple\(setup.spec.segment\(layers\)\)",
+    ),
+    "work, list": (
+        {"algorithm": Hooks(what="work, list")},
+        r"bad_hooks.work: personal is a list; expected pairs",
+    ),
+    "adaptation": (
+        {"algorithm": Hooks(what="adaptation")},
+        r"bad_hooks.adaptation: returned an int; expected a LocalWork",
+    ),
+    "downloads": (
+        {"algorithm": Hooks(what="downloads")},
+        r"bad_hooks.downloads: returned -1; expected the number of models, 0 or more",
+    ),
+    "downloads, none": (
+        {"algorithm": Hooks(what="downloads, none")},
+        r"bad_hooks.downloads: returned nothing \(None\); expected the number of models",
+    ),
+    "diagnose": (
+        {"algorithm": Hooks(what="diagnose")},
+        r"bad_hooks.diagnose: returned a dict; expected a list of dictionaries, one for each row",
+    ),
+    "asked": (
+        {"sampling": Asks7(), "training": {"participation": 0.5}},
+        r"bad_asked.asked: returned nothing \(None\); expected the number of clients that report a loss",
+    ),
+    "own model": (
+        {"local": OwnModel()},
+        r"bad_own_model.client_model: returned a Tensor of float32 \(1,\); expected a model",
+    ),
     "reports": ({"algorithm": Number()}, r"bad_answers.reports: 'x' is an int; expected a ClientReport"),
     "step": ({"algorithm": NoStep()}, r"bad_step.server_step: returned a float; expected a ServerStep"),
     "end": ({"algorithm": Forgets()}, r"bad_end.end: returned nothing \(None\); expected a ServerState"),
