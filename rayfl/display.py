@@ -214,6 +214,12 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
     more = {
         **_EXTRA_COLUMNS,
         **{f"{name}_mean": (name, f"{text}, mean over clients") for name, text in measures.items()},
+        **{
+            key.replace("accuracy", name): (f"{name}, {heading}", "")
+            for name in measures
+            for key, (heading, _) in _EXTRA_COLUMNS.items()
+            if "accuracy" in key
+        },
     }
     extra = {key: text for key, text in more.items() if any(s.get(key) is not None for s in summaries)}
     accurate = any(s["accuracy_mean"] is not None for s in summaries)

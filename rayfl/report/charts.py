@@ -57,6 +57,7 @@ class Line:
         name: of what it shows.
         columns: with its points.
         hollow: the column that marks estimates.
+        metrics: what its columns hold, if the chart offers a choice.
         place: which colour and dashes it has, so that the same thing looks the same in all charts of a page;
             None: its place among the lines of the chart.
     """
@@ -64,6 +65,7 @@ class Line:
     name: str
     columns: Mapping[str, Sequence[Any]]
     hollow: str = ""
+    metrics: Sequence[Metric] = ()
     place: int | None = None
 
     def look(self, among: int) -> tuple[str, int]:

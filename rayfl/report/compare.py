@@ -22,13 +22,13 @@ from rayfl import files
 from rayfl.errors import ArgumentError
 from rayfl.report.across import TABLE, Block, boxes_of_clients, clients_section, maps_of_clients
 from rayfl.report.charts import Line, Metric, curves, pareto
-from rayfl.report.files import RunFiles
+from rayfl.report.files import TESTS_AT_THE_END, TESTS_IN_ROUNDS, RunFiles
 from rayfl.report.html import (
-    METRICS,
     MOST_GROUPS,
     ROUNDS,
     known,
     line_of,
+    offered,
     thinned,
 )
 from rayfl.report.page import Column, Page, Section, Table, rounded, significant, write
@@ -199,6 +199,11 @@ class Comparison:
             ("newcomers_accuracy_mean", "newcomers", _percent),
             ("newcomers_finetuned_accuracy_mean", "newcomers, fine-tuned", _percent),
             *((f"{name}_mean", name, _significant) for name in self.measures),
+            *(
+                (f"{test}{name}_mean", f"{name}, {where}", _significant)
+                for name in self.measures
+                for test, where in {**TESTS_IN_ROUNDS, **TESTS_AT_THE_END}.items()
+            ),
             *([] if self._has_results else [("loss_mean", "test loss", _significant)]),
             ("perplexity_mean", "perplexity", _decimals(1)),
             ("clusters", "clusters", _count),
@@ -500,7 +505,7 @@ def mean_line(name: str, lines: Sequence[Line]) -> Line:
         if len(lines) > 1 and column not in axes:
             half = values.std(axis=0, ddof=1) * _half_width(len(lines))
             columns |= {f"{column} low": significant(mean - half), f"{column} high": significant(mean + half)}
-    return Line(name, columns, "estimated" if "estimated" in columns else "")
+    return Line(name, columns, "estimated" if "estimated" in columns else "", offered(lines))
 
 
 def _half_width(n: int) -> float:
@@ -516,7 +521,8 @@ def _half_width(n: int) -> float:
 def seed_metrics(lines: Sequence[Line]) -> list[Metric]:
     """The metrics that some of :func:`mean_line`'s lines have, with their bands."""
     banded = [
-        Metric(m.column, m.label, m.format, f"{m.column} low", f"{m.column} high", BAND) for m in METRICS
+        Metric(m.column, m.label, m.format, f"{m.column} low", f"{m.column} high", BAND)
+        for m in offered(lines)
     ]
     return known(banded, lines)
 

@@ -19,16 +19,27 @@ from rayfl.files import regular
 from rayfl.losses import LOSSES
 from rayfl.rundir import METRIC_COLUMNS, read_table
 
-_OPTIONAL_METRICS = ("local_accuracy_mean", "validation_accuracy_mean", "common_accuracy_mean")
-"""Optional metrics of a round's evaluation."""
-
-_CLIENT_MEANS = {
-    "accuracy_client_best": "accuracy_best",
-    "finetuned_accuracy_mean": "accuracy_finetuned",
-    "newcomers_accuracy_mean": "newcomers_accuracy",
-    "newcomers_finetuned_accuracy_mean": "newcomers_finetuned_accuracy",
+TESTS_IN_ROUNDS = {
+    "local_": "local models",
+    "common_": "common test set",
+    "validation_": "validation samples",
 }
-"""Means over clients, and the columns of ``clients.csv`` with the values of the clients."""
+"""Tests of a round other than the main one, by the prefix of their metrics, and what they are called; see
+:mod:`rayfl.evaluation.protocols`.
+"""
+
+TESTS_AT_THE_END = {
+    "finetuned_": "fine-tuned",
+    "newcomers_": "newcomers",
+    "newcomers_finetuned_": "newcomers, fine-tuned",
+}
+"""The same for tests after the last round."""
+
+
+def _column_of(prefix: str, result: str) -> str:
+    """The column of ``clients.csv`` with a result of each client in a test after the last round."""
+    return f"{result}_finetuned" if prefix == "finetuned_" else f"{prefix}{result}"
+
 
 Value = str | int | float | None
 
@@ -150,6 +161,11 @@ class RunFiles:
         return measures if isinstance(measures, Mapping) else {}
 
     @property
+    def results(self) -> tuple[str, ...]:
+        """What tests measure, by name: accuracy, and the measures of the loss."""
+        return ("accuracy", *self.measures)
+
+    @property
     def planned(self) -> int | None:
         """The number of rounds that the run is to have; None if it is not known."""
         candidates = [_number(rounds) for rounds in (self.setting("rounds"), self.status.get("rounds"))]
@@ -189,8 +205,11 @@ class RunFiles:
     @property
     def newcomers(self) -> NDArray[np.bool_]:
         """Which clients joined after the last round ``(N,)``: they were tested, but not trained with."""
-        accuracies = numbers(self.clients, "newcomers_accuracy")
-        return np.zeros(len(self.clients), bool) if accuracies is None else ~np.isnan(accuracies)
+        found = np.zeros(len(self.clients), bool)
+        for result in self.results:
+            values = numbers(self.clients, f"newcomers_{result}")
+            found |= False if values is None else ~np.isnan(values)
+        return found
 
     def absent_at(self, entry: Mapping[str, Any]) -> NDArray[np.bool_]:
         """Which clients had left by an entry of :attr:`timeline` ``(N,)``.
@@ -262,7 +281,8 @@ class RunFiles:
             "rounds": len(self.rounds) or None,
         }
         evaluated = self.evaluated
-        for name in (*METRIC_COLUMNS, *_OPTIONAL_METRICS, *(f"{measure}_mean" for measure in self.measures)):
+        in_rounds = [f"{test}{result}_mean" for result in self.results for test in ("", *TESTS_IN_ROUNDS)]
+        for name in dict.fromkeys((*METRIC_COLUMNS, *in_rounds)):
             row[name] = _number(evaluated[name].iloc[-1]) if name in evaluated and len(evaluated) else None
         row["last_round"] = row["accuracy_mean_max"] = row["max_round"] = None
         if len(evaluated):
@@ -272,7 +292,12 @@ class RunFiles:
             best = int(contenders["accuracy_mean"].argmax())
             row["accuracy_mean_max"] = _number(contenders["accuracy_mean"].iloc[best])
             row["max_round"] = int(contenders["round"].iloc[best])
-        for name, column in _CLIENT_MEANS.items():
+        means = {
+            f"{test}{result}_mean": _column_of(test, result)
+            for result in self.results
+            for test in TESTS_AT_THE_END
+        }
+        for name, column in {"accuracy_client_best": "accuracy_best", **means}.items():
             values = numbers(self.clients, column)
             has_values = values is not None and not np.isnan(values).all()
             row[name] = float(np.nanmean(values)) if values is not None and has_values else None

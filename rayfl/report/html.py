@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from rayfl.report.charts import (
     spaced,
     steps,
 )
-from rayfl.report.files import RunFiles, Value, numbers, numeric
+from rayfl.report.files import TESTS_AT_THE_END, TESTS_IN_ROUNDS, RunFiles, Value, numbers, numeric
 from rayfl.report.page import Chart, Column, Data, Page, Section, Table, formatted, rounded, significant
 from rayfl.units import UNKNOWN, counted, duration, number, percent, size, three_digits, uncertain
 
@@ -80,7 +81,7 @@ METRICS = (
     Metric("clusters", "clusters", "number:0"),
     Metric("ari", "agreement of clusters with planted groups (ARI)", "number:2"),
 )  # fmt: skip
-"""The columns of ``rounds.csv`` that are drawn, the most important first."""
+"""The columns of ``rounds.csv`` that are drawn, the most important first; :func:`metrics_of` adds others."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -219,6 +220,11 @@ def _results_table(run: RunFiles, headline: Mapping[str, Value]) -> Table:
             [f"{name} ({about}), mean over clients", number(headline[f"{name}_mean"], 3), ""]
             for name, about in run.measures.items()
         ),
+        *(
+            [f"{name}, {where}", number(headline[f"{test}{name}_mean"], 3), ""]
+            for name in run.measures
+            for test, where in {**TESTS_IN_ROUNDS, **TESTS_AT_THE_END}.items()
+        ),
         ["Test loss, mean over clients", number(headline["loss_mean"], 4), ""],
         ["Perplexity, mean over clients", number(headline["perplexity_mean"], 1), ""],
     ]
@@ -243,14 +249,24 @@ def _test_sizes(run: RunFiles) -> str:
 # --- over rounds ----------------------------------------------------------------------------------------
 
 
+def metrics_of(run: RunFiles) -> list[Metric]:
+    """The columns of a run's ``rounds.csv`` that are drawn: :data:`METRICS`, and its loss's measures."""
+    metrics = {metric.column: metric for metric in METRICS}
+    for name, about in run.measures.items():
+        for test, where in {"": "", **TESTS_IN_ROUNDS}.items():
+            column, label = f"{test}{name}_mean", f"{about}{where and f', {where}'}, mean over clients"
+            metrics.setdefault(column, Metric(column, label, "number:4"))
+    return list(metrics.values())
+
+
 def line_of(run: RunFiles, name: str) -> Line:
-    """The rounds of a run as a line: :data:`METRICS` over :data:`ROUNDS`, for every round with any of
+    """The rounds of a run as a line: :func:`metrics_of` over :data:`ROUNDS`, for every round with any of
     them.
     """
     if "round" not in run.rounds:
         return Line(name, {"round": []})
-    rounds = numeric(run.rounds)
-    wanted = [n for metric in METRICS for n in (metric.column, metric.low, metric.high) if n in rounds]
+    rounds, metrics = numeric(run.rounds), metrics_of(run)
+    wanted = [n for metric in metrics for n in (metric.column, metric.low, metric.high) if n in rounds]
     wanted = [name for name in wanted if name != "clusters" or run.clustered]
     ledger = run.communication
     bytes_before = (
@@ -266,7 +282,7 @@ def line_of(run: RunFiles, name: str) -> Line:
     hollow = ""
     if "estimated_from" in rounds and rounds["estimated_from"].notna().any():
         hollow, columns["estimated"] = "estimated", rounds["estimated_from"].notna().tolist()
-    return Line(name, columns, hollow)
+    return Line(name, columns, hollow, metrics)
 
 
 def thinned(line: Line, most: int = MOST_ROUNDS) -> Line:
@@ -278,7 +294,7 @@ def thinned(line: Line, most: int = MOST_ROUNDS) -> Line:
     chosen |= {tested[i] for i in spaced(len(tested), most).tolist()}
     rows = sorted(chosen)
     columns = {name: [values[i] for i in rows] for name, values in line.columns.items()}
-    return Line(line.name, columns, line.hollow)
+    return replace(line, columns=columns)
 
 
 def known(metrics: Sequence[Metric], lines: Sequence[Line]) -> list[Metric]:
@@ -291,9 +307,14 @@ def known(metrics: Sequence[Metric], lines: Sequence[Line]) -> list[Metric]:
     return available
 
 
+def offered(lines: Sequence[Line]) -> list[Metric]:
+    """The metrics of lines, each once."""
+    return list({metric.column: metric for line in lines for metric in line.metrics}.values())
+
+
 def _over_rounds(run: RunFiles, headline: Mapping[str, Value]) -> Section | None:
     line = thinned(line_of(run, "this run"))
-    metrics = known(METRICS, [line])
+    metrics = known(offered([line]), [line])
     if not metrics:
         return None
     note = "Each client is tested on its own test samples with the model that it would use."
@@ -371,7 +392,7 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
             if "estimated_from" in rows and rows["estimated_from"].notna().any():
                 hollow, shown["estimated"] = "estimated", rows["estimated_from"].notna().tolist()
             place = int(i) if i >= 0 else None  # as far as colours go, that of the map
-            lines.append(Line(f"{kind} {_id_text(i)}", shown, hollow, place))
+            lines.append(Line(f"{kind} {_id_text(i)}", shown, hollow, place=place))
         choices = known(
             [
                 Metric("accuracy_mean", "test accuracy, mean (%)", "percent:1"),

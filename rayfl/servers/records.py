@@ -97,7 +97,7 @@ class Records:
         self._counted: list[NDArray[np.int64]] = []
         """Who has trained since the last snapshot."""
         self._reset_tests()
-        self._finetuned: NDArray[np.float64] | None = None
+        self._finetuned: dict[str, NDArray[np.float64]] = {}
         self._client_facts: dict[str, NDArray[np.float64]] = {}
         self._tested_with: Served | None = None
         self.ledger = Ledger()
@@ -148,9 +148,11 @@ class Records:
         sums = self.loss.width(self.federation.samples.outputs)
         self.local = LocalTests.start(clients, self.on, sums) if self._tests_locally else None
         self.measured: Mapping[str, NDArray[np.float64]] = {
-            name: np.full(clients, np.nan) for name in self.loss.measures
+            f"{protocols.prefix(on)}{name}": np.full(clients, np.nan)
+            for on in self.on
+            for name in self.loss.measures
         }
-        """The measures of the loss in each client's last test ``(N,)``."""
+        """The measures of the loss in each client's last test ``(N,)``, on all data that it is tested on."""
         self.last_on: Mapping[TestedOn, NDArray[np.float64]] = {
             on: np.full(clients, np.nan) for on in self.on if on != "test"
         }
@@ -264,8 +266,8 @@ class Records:
         """Record the tests of fine-tuned models of clients ``who`` ``(n,)``; returns metrics for the closing
         table.
         """
-        self._finetuned = np.full(self.federation.clients, np.nan)
-        self._finetuned[who] = self._accuracy(scores["test"], self.federation.predictions[who])
+        results = self._results(who, scores["test"])
+        self._finetuned = {f"{name}_finetuned": values for name, values in results.items()}
         return self._metrics("finetuned", who, scores)
 
     def newcomers(
@@ -276,12 +278,20 @@ class Records:
         """
         all_metrics: dict[str, float | None] = {"newcomers": len(who)}
         for model, scores in tests.items():
-            column = np.full(self.federation.clients, np.nan)
-            column[who] = self._accuracy(scores["test"], self.federation.predictions[who])
-            self._client_facts[f"{protocols.NEWCOMERS}{protocols.prefix(model=model)}accuracy"] = column
+            prefix = f"{protocols.NEWCOMERS}{protocols.prefix(model=model)}"
+            for name, values in self._results(who, scores["test"]).items():
+                self._client_facts[f"{prefix}{name}"] = values
             metrics = self._metrics(model, who, scores)
             all_metrics |= {f"{protocols.NEWCOMERS}{name}": value for name, value in metrics.items()}
         return all_metrics
+
+    def _results(self, who: NDArray[np.int64], score: Score) -> dict[str, NDArray[np.float64]]:
+        """The accuracy, and the measures of the loss, of clients ``who`` ``(n,)`` on their test data, each
+        ``(N,)``; NaN for the others.
+        """
+        sizes, unknown = self.federation.predictions[who], np.full(self.federation.clients, np.nan)
+        results = {"accuracy": self._accuracy(score, sizes), **self.loss.measured(score.sums, sizes)}
+        return {name: _updated(unknown, who, values) for name, values in results.items()}
 
     def trained(self, round: int, who: NDArray[np.int64], scores: Scores) -> None:
         """Record that clients ``who`` ``(n,)`` trained in a round, and the tests of their models before
@@ -369,7 +379,13 @@ class Records:
         sizes, estimate = self.federation.predictions[who], weights is not None
         test = scores["test"]
         self.best_last = self.best_last.update(state.round - 1, who, self._accuracy(test, sizes), estimate)
-        measured = self.loss.measured(test.sums, sizes)
+        measured = {
+            f"{protocols.prefix(on)}{name}": values
+            for on, score in scores.items()
+            for name, values in self.loss.measured(
+                score.sums, self.federation.predictions_on(on)[who]
+            ).items()
+        }
         self.measured = {name: _updated(last, who, measured[name]) for name, last in self.measured.items()}
         metrics = self._metrics("served", who, scores, weights)
         self.last_on = {
@@ -595,12 +611,15 @@ class Records:
         if self.local is not None:
             trained = self.local.round >= 0
             for on, score in self.local.scores.items():
-                percent = self._accuracy(score, self.federation.predictions_on(on))
-                columns[f"{protocols.prefix(on, 'local')}accuracy_last"] = np.where(trained, percent, np.nan)
+                sizes, prefix = self.federation.predictions_on(on), protocols.prefix(on, "local")
+                results = {
+                    "accuracy": self._accuracy(score, sizes),
+                    **self.loss.measured(score.sums, sizes),
+                }
+                for name, values in results.items():
+                    columns[f"{prefix}{name}_last"] = np.where(trained, values, np.nan)
             columns["local_round"] = self.local.round
-        if self._finetuned is not None:
-            columns["accuracy_finetuned"] = self._finetuned
-        return {**columns, **self._client_facts}
+        return {**columns, **self._finetuned, **self._client_facts}
 
     def _write_labels(self) -> None:
         """Write ``labels.csv``, unless it already describes this federation, which only events change."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.models import ModelSpec
 from rayfl.random import orders
 from rayfl.report.compare import Comparison
+from rayfl.report.files import RunFiles
 from rayfl.servers.building import build
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
@@ -271,6 +274,42 @@ def test_what_is_said_of_a_run_without_accuracies(tmp_path: Path) -> None:
     assert table["rmse_mean"].tolist() == [result.summary["rmse_mean"], other.summary["rmse_mean"]]
     Comparison.of([result.path, other.path]).write(tmp_path / "both.html")
     assert "rmse" in (tmp_path / "both.html").read_text()
+
+
+def test_a_regression_shows_what_every_protocol_measures(tmp_path: Path) -> None:
+    given = settings(tmp_path, "mse")
+    given["output"] |= {"report": True}
+    tests = {"validation": True, "common": True, "local": True, "finetune_epochs": 1}
+    more = {"evaluation": tests, "partition.validation": 0.2}
+    join = {"name": "join", "round": given["rounds"], "clients": 1}
+    result = rayfl.run({**given, "events": [join]}, [f"{k}={json.dumps(v)}" for k, v in more.items()])
+    clients, summary = result.clients, result.summary
+    columns = {
+        "rmse_mean": "rmse_last",
+        "common_rmse_mean": "common_rmse_last",
+        "validation_rmse_mean": "validation_rmse_last",
+        "local_rmse_mean": "local_rmse_last",
+        "common_local_rmse_mean": "common_local_rmse_last",
+        "finetuned_rmse_mean": "rmse_finetuned",
+        "newcomers_rmse_mean": "newcomers_rmse",
+        "newcomers_finetuned_rmse_mean": "newcomers_finetuned_rmse",
+    }
+    for name, column in columns.items():
+        assert summary[name] == pytest.approx(clients[column].mean(), rel=1e-9), name
+    # IID clients are all tested on the common test set, and newcomers get the only model.
+    assert len({summary[name] for name in columns}) == 5
+    headline = RunFiles.read(result.path).headline()
+    shown = [name for name in columns if name != "common_local_rmse_mean"]
+    assert {name: headline[name] for name in shown} == {name: pytest.approx(summary[name]) for name in shown}
+    titles = {column.title for column in Comparison.of([result.path]).shown().columns}
+    said = {"rmse, local models", "rmse, common test set", "rmse, fine-tuned", "rmse, newcomers, fine-tuned"}
+    assert said <= titles
+    page = (result.path / "report.html").read_text()
+    for text in (*said, "root mean squared error, local models, mean over clients"):
+        assert text in page
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(closing([summary]))
+    assert "rmse, newcomers, fine-tuned" in console.export_text()
 
 
 @pytest.mark.parametrize(
