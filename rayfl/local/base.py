@@ -245,7 +245,7 @@ def work_of(local: LocalObjective, work: LocalWork) -> LocalWork:
 def client_model_of(
     local: LocalObjective, model: torch.Tensor, state: torch.Tensor, spec: ModelSpec
 ) -> torch.Tensor:
-    """The client's own model: :meth:`LocalObjective.client_model`.
+    """The client's own model ``(P,)``: :meth:`LocalObjective.client_model`.
 
     Raises:
         ConfigError: if it is no model.
