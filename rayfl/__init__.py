@@ -17,6 +17,8 @@ _HOME = {
     "load": "rayfl.config",
     "Comparison": "rayfl.report.compare",
     "compare": "rayfl.api",
+    "ClusteringResult": "rayfl.report.clusterings",
+    "cluster": "rayfl.commands.cluster",
     "Result": "rayfl.results",
     "run": "rayfl.api",
     "resume": "rayfl.api",
@@ -40,6 +42,7 @@ _HOME = {
 
 if TYPE_CHECKING:
     from rayfl.api import compare, resume, run
+    from rayfl.commands.cluster import cluster
     from rayfl.config import Config, load
     from rayfl.errors import ClientError, ConfigError, DataError, Interrupted, RayflError
     from rayfl.events import (
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
         RunEvent,
         Stopped,
     )
+    from rayfl.report.clusterings import ClusteringResult
     from rayfl.report.compare import Comparison
     from rayfl.results import Result
     from rayfl.study import Study, run_study
@@ -63,6 +67,7 @@ __all__ = [
     "CheckpointSaved",
     "ClientError",
     "Clustered",
+    "ClusteringResult",
     "Comparison",
     "Config",
     "ConfigError",
@@ -76,6 +81,7 @@ __all__ = [
     "RunEvent",
     "Stopped",
     "Study",
+    "cluster",
     "compare",
     "load",
     "resume",

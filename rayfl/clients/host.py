@@ -651,11 +651,12 @@ class ClientHost:
 
     def _features(
         self, client: int, stage: int, job: SignatureJob
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64] | NDArray[np.float32]]:
         samples, indices = self.samples, self.stages[stage].train[client]
+        truth = samples.targets if samples.numeric else samples.labels
         inputs = raw_features(samples.inputs("train", indices), len(samples.vocabulary), samples.scaling)
         features = job.features.apply(inputs, key(job.seed, "features", client))
-        return features, samples.labels("train", indices)
+        return features, truth("train", indices)
 
 
 def _stack_models(objects: Objects, kind: str, numbers: Sequence[int], size: int) -> NDArray[np.float32]:

@@ -191,6 +191,17 @@ class Clusters:
             excerpt = replace(excerpt, clients=ids[excerpt.clients])
         return replace(self, labels=labels, graph=graph, places=places, excerpt=excerpt)
 
+    def only(self, ids: NDArray[np.int64]) -> Clusters:
+        """The reverse of :meth:`among`: clusters of all N as those of the clients ``ids`` ``(n,)`` alone."""
+        if len(ids) == len(self.labels):
+            return self
+        graph = None if self.graph is None else scipy.sparse.csr_array(self.graph[ids][:, ids])
+        places = None if self.places is None else self.places[ids]
+        excerpt = self.excerpt
+        if excerpt is not None:
+            excerpt = replace(excerpt, clients=np.searchsorted(ids, excerpt.clients))
+        return replace(self, labels=self.labels[ids], graph=graph, places=places, excerpt=excerpt)
+
 
 def cluster_signatures(
     clustering: Clustering,

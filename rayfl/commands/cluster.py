@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rayfl import files
+from rayfl import files, plugins
 from rayfl.algorithms import OneShotClustered
-from rayfl.config import Config
+from rayfl.config import Config, load
+from rayfl.config.reading import names_first
+from rayfl.data import Federation
 from rayfl.errors import ConfigError, RayflError
 from rayfl.evaluation import Transfer
 from rayfl.report import page
@@ -21,8 +24,25 @@ from rayfl.report.clusterings import ClusteringResult, draw, page_of
 from rayfl.rundir import clean
 from rayfl.runtime import driving
 from rayfl.runtime.connection import available, connect
-from rayfl.servers import building
+from rayfl.servers import building, hooks
 from rayfl.servers.queries import ClientQueries
+
+
+def cluster(
+    config: Config | str | Path | Mapping[str, Any], overrides: Sequence[str] = (), **parts: Any
+) -> ClusteringResult:
+    """Cluster the clients of a config by their signatures, without training: ``rayfl cluster`` from Python.
+
+    Args:
+        config, overrides, parts: as for :func:`rayfl.run`.
+
+    Raises:
+        ConfigError: if a setting is wrong, or the method does not cluster once by signatures.
+        RayflError: if the clustering fails.
+    """
+    plugins.refuse_while_importing()
+    [result], _ = cluster_without_training([load(config, names_first(overrides), **parts)])
+    return result
 
 
 def cluster_without_training(configs: Sequence[Config]) -> tuple[list[ClusteringResult], list[str]]:
@@ -73,7 +93,7 @@ def _cluster(config: Config) -> ClusteringResult:
         backend.start(backend.put(tuple(stage.federation for stage in stages)), host)
         servers = building.servers_of(config, host, backend, federation)
         servers.tolerate = 0  # all clients are shown, so none may fail
-        state = config.algorithm.begin(building.setup_of(config, federation, host.spec, servers.edges))
+        state = hooks.begin(config.algorithm, building.setup_of(config, federation, host.spec, servers.edges))
         clients = ClientQueries(config, servers, stages[:1], state, transfers.append)
         start = time.perf_counter()
         clusters = clients.cluster(config.clustering, keep_distances=True)
@@ -81,17 +101,26 @@ def _cluster(config: Config) -> ClusteringResult:
     finally:
         backend.close()
     method, clustering = config.algorithm.name, config.clustering
+    present, groups, names = np.flatnonzero(federation.sizes > 0), federation.groups, federation.names
+    if len(present) < federation.clients:  # others join later
+        groups, names = None if groups is None else groups[present], _ids(federation)[present]
     return ClusteringResult(
         method=method,
         clustering=clustering,
-        clusters=clusters,
-        groups=federation.groups,
+        clusters=clusters.only(present),
+        groups=groups,
         transfers=tuple(transfers),
         seconds=seconds,
-        names=federation.names,
+        names=names,
         map=config.output.map,
         seed=config.seed,
+        title=title_of(config),
     )
+
+
+def _ids(federation: Federation) -> NDArray[Any]:
+    """The clients' ids as the user knows them ``(N,)``."""
+    return np.arange(federation.clients) if federation.names is None else federation.names
 
 
 def title_of(config: Config) -> str:

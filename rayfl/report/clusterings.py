@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -20,12 +22,11 @@ from scipy.spatial.distance import squareform
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.plane import LEAST, METHODS, MapMethod, plane
-from rayfl.data.base import Names
 from rayfl.evaluation import Transfer
 from rayfl.report import maps
 from rayfl.report.charts import Colour, Metric, Points, client_map, heatmap, spaced
 from rayfl.report.html import MOST_GROUPS, threshold_chart
-from rayfl.report.page import Chart, Column, Data, Page, Section, rounded
+from rayfl.report.page import Chart, Column, Data, Page, Section, rounded, write
 from rayfl.report.page import Table as PageTable
 from rayfl.units import UNKNOWN, counted, size
 
@@ -47,18 +48,19 @@ _MOST_LISTED = 12
 
 @dataclass(frozen=True)
 class ClusteringResult:
-    """One method's clusters.
+    """One method's clusters, from :func:`rayfl.cluster`; a notebook shows them as a table.
 
     Attributes:
         method: its name.
         clustering: the settings.
         clusters: with distances and tree if there are few enough clients.
         groups: the planted groups ``(N,)``, if known.
-        names: the user's ids of the clients ``(N,)``, if there are any.
+        names: the clients' ids ``(N,)``, if they are the user's own, or clients are missing who join later.
         map: how their map is made, by the config.
         seed: of the config.
         transfers: what the signatures cost.
         seconds: from the data in memory to the clusters.
+        title: whose clients they are.
     """
 
     method: str
@@ -67,9 +69,40 @@ class ClusteringResult:
     groups: NDArray[np.int64] | None
     transfers: tuple[Transfer, ...]
     seconds: float
-    names: Names | None = None
+    names: NDArray[Any] | None = None
     map: MapMethod = "mds"
     seed: int = 0
+    title: str = ""
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """One row per client that is present from the start: its id, its planted group if there are any, and
+        its cluster.
+        """
+        ids = np.arange(len(self.clusters.labels)) if self.names is None else self.names
+        groups = {} if self.groups is None else {"group": self.groups}
+        return pd.DataFrame({"client": ids, **groups, "cluster": self.clusters.labels})
+
+    @property
+    def distances(self) -> pd.DataFrame | None:
+        """The distances between the clients' signatures, or 0 and 1 for related and other clients, by their
+        ids; None if there are none, or too many clients to keep them.
+        """
+        matrix = _distance_matrix(self.clusters, most=None)
+        ids = self.clients["client"]
+        return None if matrix is None else pd.DataFrame(matrix, index=ids, columns=ids.rename(None))
+
+    def write(self, path: Path | str) -> Path:
+        """Write the page about the clusters, as ``rayfl cluster`` does: map, distances, dendrogram, table."""
+        return write(Path(path), page_of([self], self.title or f"Clusters by {self.method}"))
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the number of clusters, and what is known of each."""
+        found, ari = self.clusters, self.clusters.ari
+        agreement = "" if ari is None else f", agreement with the planted groups (ARI) {ari:.2f}"
+        table = pd.DataFrame(dict(_cluster_table(self).texts())).to_html(index=False)
+        title = html.escape(self.title or self.method)
+        return f"<b>{title}</b>: {counted(found.n_clusters, 'cluster')} by {self.method}{agreement}{table}"
 
     def bytes(self, direction: str) -> int:
         """Bytes that the clients sent (``up``) or received (``down``)."""
@@ -177,11 +210,13 @@ def _distance_meaning(result: ClusteringResult) -> str:
     return maps.between_signatures(result.clustering.proximity)
 
 
-def _distance_matrix(clusters: Clusters) -> NDArray[np.float64] | None:
-    """Distances ``(N, N)``, or 0 and 1 for a graph; None if there are none."""
-    if clusters.distances is not None and len(clusters.labels) <= _MOST_DRAWN:
+def _distance_matrix(clusters: Clusters, most: int | None = _MOST_DRAWN) -> NDArray[np.float64] | None:
+    """Distances ``(N, N)``, or 0 and 1 for a graph; None if there are none, or more than ``most`` clients."""
+    if most is not None and len(clusters.labels) > most:
+        return None
+    if clusters.distances is not None:
         return np.asarray(squareform(clusters.distances))
-    if clusters.graph is not None and len(clusters.labels) <= _MOST_DRAWN:
+    if clusters.graph is not None:
         return np.asarray(1.0 - (clusters.graph.toarray() > 0))
     return None
 

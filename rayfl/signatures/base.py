@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -45,12 +45,12 @@ class Signature(Section):
         """Number of vectors in a signature of a client with enough data; None: it varies."""
         return None
 
-    def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:
+    def compute(self, x: NDArray[np.floating], y: NDArray[Any], key: int = 0) -> NDArray[np.float32]:
         """The signature of one client's data.
 
         Args:
             x: samples ``(n, D)``, raw pixels in [0, 1] or the output of a feature map.
-            y: class labels ``(n,)``.
+            y: class labels ``(n,)``; of numeric targets these numbers ``(n, K)``.
             key: key of this client's random numbers (:func:`rayfl.random.key` of the seed and the client id),
                 for signatures that draw some.
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 from matplotlib.figure import Figure
 from rich.console import Console
 from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
 from scipy.spatial.distance import pdist, squareform
 
 import rayfl
+from rayfl.clustering.cluster import Clusters, Excerpt
 from rayfl.clustering.linkage import number_by_first
 from rayfl.commands.cluster import cluster_without_training, title_of, write
 from rayfl.config import load
@@ -37,6 +39,53 @@ def test_as_a_run_finds_them(method: str, settings: dict[str, Any]) -> None:
     sent = result.communication
     signatures = sent[(sent["kind"] == "signature") & (sent["direction"] == "up")]["bytes"].sum()
     assert alone.bytes("up") == signatures > 0
+
+
+def test_from_python(settings: dict[str, Any], tmp_path: Path) -> None:
+    found = rayfl.cluster({**settings, **CLUSTERS}, ["algorithm=pacfl"])
+    clients, matrix = found.clients, found.distances
+    assert clients["client"].tolist() == list(range(len(clients)))
+    assert clients["cluster"].tolist() == clients["group"].tolist()
+    assert matrix is not None
+    np.testing.assert_array_equal(squareform(matrix.to_numpy()), found.clusters.distances)
+    assert matrix.index.tolist() == matrix.columns.tolist() == clients["client"].tolist()
+    assert found.write(tmp_path / "c.html").read_text().count("<title>Clusters of digits") == 1
+    shown = found._repr_html_()
+    assert "3 clusters by pacfl, agreement with the planted groups (ARI) 1.00" in shown
+    assert "<th>group 2</th>" in shown
+    with pytest.raises(ConfigError, match="fedavg does not cluster before training"):
+        rayfl.cluster(settings, ["algorithm=fedavg"])
+
+
+def test_clients_that_join_later_are_not_shown(settings: dict[str, Any], tmp_path: Path) -> None:
+    """With ids between those of the others."""
+    joins = [{"name": "join", "round": 1, "clients": [1, 4]}]
+    config = load({**settings, **CLUSTERS, "algorithm": "pacfl", "events": joins})
+    found = rayfl.cluster(config)
+    present = [i for i in range(9) if i not in (1, 4)]
+    assert found.clients["client"].tolist() == present
+    assert found.clients["cluster"].tolist() == found.clients["group"].tolist()
+    assert found.distances is not None
+    assert found.distances.index.tolist() == present
+    paths = write([found], tmp_path / "out", title_of(config))
+    content = json.loads(paths[0].read_text())
+    assert (content[0]["names"], content[0]["labels"]) == (present, found.clients["cluster"].tolist())
+
+
+def test_a_graph_and_an_excerpt_of_some_clients() -> None:
+    graph = scipy.sparse.csr_array(np.ones((3, 3)))
+    excerpt = Excerpt(np.array([0, 2]), np.array([0.5]))
+    places = np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
+    alone = Clusters(np.array([0, 1, 0]), 2, graph=graph, places=places, excerpt=excerpt)
+    ids = np.array([1, 3, 6])
+    again = alone.among(ids, 8).only(ids)
+    assert again.labels.tolist() == [0, 1, 0]
+    assert again.graph is not None
+    assert again.graph.toarray().tolist() == np.ones((3, 3)).tolist()
+    assert again.places is not None
+    assert again.places.tolist() == places.tolist()
+    assert again.excerpt is not None
+    assert again.excerpt.clients.tolist() == [0, 2]
 
 
 def test_the_files_say_what_was_found(settings: dict[str, Any], tmp_path: Path) -> None:

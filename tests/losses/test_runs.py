@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -24,6 +24,7 @@ from rayfl.random import orders
 from rayfl.report.compare import Comparison
 from rayfl.report.files import RunFiles
 from rayfl.servers.building import build
+from rayfl.signatures.base import Signature
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 
@@ -64,6 +65,31 @@ def settings(tmp_path: Path, loss: str, **more: Any) -> dict[str, Any]:
         "output": {"root": str(tmp_path), "report": False, "tensorboard": False, "checkpoint_every": 1},
         **more,
     }
+
+
+class MeanTarget(Signature):
+    """The mean of a client's targets."""
+
+    name: Literal["mean_target"] = "mean_target"
+    proximities: ClassVar[tuple[str, ...]] = ("euclidean",)
+
+    def compute(self, x: NDArray[np.floating], y: NDArray[Any], key: int = 0) -> NDArray[np.float32]:
+        assert len(y) == len(x)
+        return y.mean(axis=0).astype(np.float32)
+
+
+def test_a_signature_of_numeric_targets(forgotten_parts: None, tmp_path: Path) -> None:
+    given = settings(
+        tmp_path, "mse", clustering={"signature": MeanTarget(), "n_clusters": 2, "proximity": "euclidean"}
+    )
+    proximity = rayfl.cluster(given, ["algorithm=pacfl"]).distances
+    assert proximity is not None
+    federation = build(rayfl.load(settings(tmp_path, "mse")))[0][0].federation
+    targets = federation.samples.targets_train
+    assert targets is not None
+    means = np.array([targets[ids].mean() for ids in federation.train])
+    assert proximity.to_numpy() == pytest.approx(np.abs(means[:, None] - means[None, :]), abs=1e-5)
+    assert means.std() > 0
 
 
 def plain(given: dict[str, Any], loss: nn.Module) -> tuple[ModelSpec, nn.Module, list[float]]:
