@@ -19,6 +19,8 @@ _HOME = {
     "compare": "rayfl.api",
     "ClusteringResult": "rayfl.report.clusterings",
     "cluster": "rayfl.commands.cluster",
+    "PartitionView": "rayfl.report.partition",
+    "partition": "rayfl.commands.partition",
     "Result": "rayfl.results",
     "run": "rayfl.api",
     "resume": "rayfl.api",
@@ -43,6 +45,7 @@ _HOME = {
 if TYPE_CHECKING:
     from rayfl.api import compare, resume, run
     from rayfl.commands.cluster import cluster
+    from rayfl.commands.partition import partition
     from rayfl.config import Config, load
     from rayfl.errors import ClientError, ConfigError, DataError, Interrupted, RayflError
     from rayfl.events import (
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     )
     from rayfl.report.clusterings import ClusteringResult
     from rayfl.report.compare import Comparison
+    from rayfl.report.partition import PartitionView
     from rayfl.results import Result
     from rayfl.study import Study, run_study
 
@@ -75,6 +79,7 @@ __all__ = [
     "Finished",
     "Interrupted",
     "Note",
+    "PartitionView",
     "RayflError",
     "Result",
     "RoundDone",
@@ -84,6 +89,7 @@ __all__ = [
     "cluster",
     "compare",
     "load",
+    "partition",
     "resume",
     "run",
     "run_study",

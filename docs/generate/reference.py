@@ -288,9 +288,9 @@ def python() -> str:
         "`import rayfl` gives the names below; the rest of the package may change between versions.",
         "",
     ]
-    for name in ("run", "resume", "compare", "cluster", "load", "run_study"):
+    for name in ("run", "resume", "compare", "partition", "cluster", "load", "run_study"):
         lines += [*_function(f"rayfl.{name}", getattr(rayfl, name), "##"), ""]
-    for name in ("Result", "Comparison", "ClusteringResult", "Study", "Config"):
+    for name in ("Result", "Comparison", "PartitionView", "ClusteringResult", "Study", "Config"):
         thing = getattr(rayfl, name)
         lines += [f"## rayfl.{name}", "", *_docstring(thing), ""]
         for member, value in vars(thing).items():

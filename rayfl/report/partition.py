@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +33,7 @@ from rayfl.data.heterogeneity.distances import (
     draw_clients,
 )
 from rayfl.errors import ArgumentError, DataError, nearest
-from rayfl.report import maps
+from rayfl.report import maps, page
 from rayfl.report.charts import (
     Colour,
     Metric,
@@ -84,8 +85,8 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class View:
-    """A partition from one event to the next.
+class PartitionView:
+    """A partition from one event to the next, from :func:`rayfl.partition`; a notebook shows it.
 
     Attributes:
         config: the config.
@@ -137,6 +138,44 @@ class View:
     def _changes(self) -> str:
         changes = ((self.stage.joined, "join"), (self.stage.left, "leave"), (self.stage.drifted, "drift"))
         return ", ".join(f"{len(ids)} {what}" for ids, what in changes if len(ids)) or "nothing changes"
+
+    def distances(self, measure: str) -> pd.DataFrame:
+        """The distances between the compared clients by a measure, with the clients' ids.
+
+        Raises:
+            ConfigError: if it was not measured, or is not defined for these data.
+        """
+        parts = {part.measure.name: part for part in self.measured}
+        if measure not in parts:
+            raise ArgumentError("measure", f"{measure!r} was not measured", nearest(measure, parts))
+        values = parts[measure].values
+        if values is None:
+            raise ArgumentError("measure", f"{measure!r} is not defined here: {parts[measure].refused}")
+        names = self.federation.names
+        ids = pd.Index(self.compared if names is None else names[self.compared], name="client")
+        return pd.DataFrame(values, index=ids, columns=ids.rename(None))
+
+    def write(self, path: Path | str) -> Path:
+        """Write the page about the partition, as ``rayfl partition`` does."""
+        return page.write(Path(path), page_of(self))
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the main numbers, and the average distances."""
+        facts = pd.DataFrame(_few_facts(self.summary())).to_html(index=False, header=False)
+        averages = pd.DataFrame(
+            [
+                {
+                    "measure": part.measure.name,
+                    "all pairs": part.average.mean,
+                    "same group": part.average.within,
+                    "other group": part.average.across,
+                }
+                for part in self.measured
+                if part.average is not None
+            ]
+        ).dropna(axis=1, how="all")
+        table = averages.to_html(index=False, float_format=lambda value: f"{value:.4g}", na_rep=UNKNOWN)
+        return f"<b>{html.escape(self.heading())}</b>{facts}{table if len(averages) else ''}"
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -210,7 +249,7 @@ class View:
         return rows
 
 
-def views(config: Config, measures: Sequence[str] = (), compare: int = 100) -> list[View]:
+def views(config: Config, measures: Sequence[str] = (), compare: int = 100) -> list[PartitionView]:
     """Build the federation of a config and measure it; with events, a view of each stage.
 
     Args:
@@ -245,7 +284,7 @@ def views(config: Config, measures: Sequence[str] = (), compare: int = 100) -> l
         compared = draw_clients(federation, compare, config.seed)
         measured = tuple(_measure(federation, compared, measure, config.seed) for measure in chosen)
         clients = describe(federation)[stage.active]
-        stage_views.append(View(config, stage, number, len(stages), clients, compared, measured))
+        stage_views.append(PartitionView(config, stage, number, len(stages), clients, compared, measured))
     return stage_views
 
 
@@ -271,7 +310,7 @@ def _spread(values: Any) -> dict[str, float]:
 # --- on the screen --------------------------------------------------------------------------------------
 
 
-def show(view: View, console: Console) -> None:
+def show(view: PartitionView, console: Console) -> None:
     """Print the partition: facts, groups, clients and classes, distances."""
     summary = view.summary()
     console.print(view.heading(), style="bold", highlight=False, markup=False, soft_wrap=True)
@@ -307,7 +346,7 @@ def _facts(summary: dict[str, Any]) -> list[str]:
     ]
 
 
-def _group_table(view: View) -> Table:
+def _group_table(view: PartitionView) -> Table:
     table = _table("planted groups")
     for name in ("group", "clients", "samples"):
         table.add_column(name, justify="right")
@@ -323,7 +362,7 @@ def _group_table(view: View) -> Table:
     return table
 
 
-def _client_table(view: View) -> Table:
+def _client_table(view: PartitionView) -> Table:
     counts, ids, groups = view.counts, view.present, view.planted
     clients = len(ids)
     few = counts.shape[1] <= SHOWN_CLASSES
@@ -360,7 +399,7 @@ def _client_table(view: View) -> Table:
     return table
 
 
-def _distance_table(view: View) -> Table:
+def _distance_table(view: PartitionView) -> Table:
     table = _table("average distance between two clients")
     table.add_column("measure")
     grouped = view.planted is not None
@@ -378,7 +417,7 @@ def _distance_table(view: View) -> Table:
     return table
 
 
-def _compared_clients(view: View) -> str:
+def _compared_clients(view: PartitionView) -> str:
     if len(view.compared) == len(view.present):
         return f"all {len(view.present):,} clients"
     return f"{len(view.compared):,} clients drawn from {len(view.present):,}"
@@ -391,7 +430,7 @@ def _table(title: str) -> Table:
 # --- in files -------------------------------------------------------------------------------------------
 
 
-def write(view: View, folder: Path) -> list[Path]:
+def write(view: PartitionView, folder: Path) -> list[Path]:
     """Write ``index.html``, ``partition.json``, ``clients.csv``, ``distances.csv`` and two pictures.
 
     Returns:
@@ -421,7 +460,7 @@ def write(view: View, folder: Path) -> list[Path]:
     return files
 
 
-def page_of(view: View) -> Page:
+def page_of(view: PartitionView) -> Page:
     """The page about a partition."""
     clients = _client_columns(view)
     return Page(
@@ -457,12 +496,12 @@ def _few_facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _client_names(view: View) -> list[str]:
+def _client_names(view: PartitionView) -> list[str]:
     names = view.federation.names
     return [str(i if names is None else names[i]) for i in view.present.tolist()]
 
 
-def _client_columns(view: View) -> dict[str, list[Any]]:
+def _client_columns(view: PartitionView) -> dict[str, list[Any]]:
     """The columns of the page about the present clients."""
     counts = view.counts
     frequent = np.argsort(-counts, axis=1, kind="stable")[:, :3]
@@ -485,7 +524,7 @@ def _client_columns(view: View) -> dict[str, list[Any]]:
     return columns
 
 
-def _labels_section(view: View) -> Section:
+def _labels_section(view: PartitionView) -> Section:
     counts = view.counts
     order: NDArray[np.integer] = np.arange(len(counts))
     if view.planted is not None:
@@ -506,7 +545,7 @@ def _labels_section(view: View) -> Section:
     return Section("Labels", note, [chart])
 
 
-def _groups_section(view: View) -> Section:
+def _groups_section(view: PartitionView) -> Section:
     rows = view.groups()
     texts = [", ".join(map(str, row["labels"][:20])) + ", ..." * (len(row["labels"]) > 20) for row in rows]
     columns = [
@@ -519,7 +558,7 @@ def _groups_section(view: View) -> Section:
     return Section("Planted groups", note, tables=[PageTable(columns, caption="planted groups")])
 
 
-def _sizes_section(view: View, clients: dict[str, list[Any]]) -> Section:
+def _sizes_section(view: PartitionView, clients: dict[str, list[Any]]) -> Section:
     sizes = np.asarray(clients["n"])
     what = "training samples of the client"
     alt = f"Histogram of {what}, {sizes.min():,} to {sizes.max():,}"
@@ -531,7 +570,7 @@ def _sizes_section(view: View, clients: dict[str, list[Any]]) -> Section:
     return Section("Sizes", "", [alternatives("sizes of", charts)])
 
 
-def _map_section(view: View, clients: dict[str, list[Any]]) -> list[Section]:
+def _map_section(view: PartitionView, clients: dict[str, list[Any]]) -> list[Section]:
     """A map of clients by their shares of labels; adds their positions to the columns of the clients."""
     counts = view.counts
     shares = np.sqrt(counts / counts.sum(axis=1, keepdims=True))
@@ -556,7 +595,7 @@ def _map_section(view: View, clients: dict[str, list[Any]]) -> list[Section]:
     return [Section("Map of clients", note, [client_map(points, colours, (), f"Map of {count:,} clients")])]
 
 
-def _distances_section(view: View) -> Section:
+def _distances_section(view: PartitionView) -> Section:
     """Averages of all measures, and the matrices of those that are defined."""
     grouped, parts = view.planted is not None, view.measured
     averages = [part.average for part in parts]
@@ -580,7 +619,7 @@ def _distances_section(view: View) -> Section:
     return Section("Distances", note, [alternatives("measure", drawn)] if drawn else (), tables)
 
 
-def _matrix(view: View, part: Measured) -> Chart:
+def _matrix(view: PartitionView, part: Measured) -> Chart:
     measure, values = part.measure, part.values
     assert values is not None
     distances = values.max() - values if measure.similarity else values
@@ -600,7 +639,7 @@ def _matrix(view: View, part: Measured) -> Chart:
     )
 
 
-def _clients_section(view: View, clients: dict[str, list[Any]]) -> Section:
+def _clients_section(view: PartitionView, clients: dict[str, list[Any]]) -> Section:
     titles = {"n": "training", "group": "planted group"}
     columns = [
         Column(
@@ -618,7 +657,7 @@ def _clients_section(view: View, clients: dict[str, list[Any]]) -> Section:
     return Section("Clients", note, tables=[PageTable(columns, caption="clients", filter=True)])
 
 
-def _pairs(view: View) -> pd.DataFrame:
+def _pairs(view: PartitionView) -> pd.DataFrame:
     """One row per pair of compared clients, one column per measure."""
     i, j = np.triu_indices(len(view.compared), 1)
     columns = {part.measure.name: part.values[i, j] for part in view.measured if part.values is not None}
@@ -627,7 +666,7 @@ def _pairs(view: View) -> pd.DataFrame:
     return pd.DataFrame({"client": first, "other": second, **name_columns, **columns})
 
 
-def _draw_classes(view: View, path: Path) -> None:
+def _draw_classes(view: PartitionView, path: Path) -> None:
     counts = view.counts
     clients, classes = counts.shape
     rows = np.linspace(0, clients - 1, min(clients, DRAWN_CLIENTS)).astype(np.intp)
@@ -651,7 +690,7 @@ def _draw_classes(view: View, path: Path) -> None:
     _save(figure, path)
 
 
-def _draw_distances(view: View, path: Path) -> None:
+def _draw_distances(view: PartitionView, path: Path) -> None:
     parts = [(part.measure, part.values) for part in view.measured if part.values is not None]
     columns = min(3, len(parts))
     rows = -(-len(parts) // columns)

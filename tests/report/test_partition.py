@@ -15,11 +15,13 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
+import rayfl
 from rayfl import cli
 from rayfl.config import load
 from rayfl.data.heterogeneity.distances import MEASURES, average_distance
 from rayfl.errors import ConfigError, DataError
 from rayfl.report import partition
+from rayfl.report.page import render
 from rayfl.servers import building
 from tests.report.reading import charts, choices, rows, titles, values
 
@@ -28,13 +30,13 @@ TWO_TASKS = [TASKS, "partition.tasks=[{labels: [0, 1], clients: 3}, {labels: [7,
 DIGITS = {"name": "mine", "data": "digits"}
 
 
-def view(*arguments: Any, **settings: Any) -> partition.View:
+def view(*arguments: Any, **settings: Any) -> partition.PartitionView:
     """The one view of a config without events."""
     (found,) = partition.views(*arguments, **settings)
     return found
 
 
-def text_of(found: partition.View) -> str:
+def text_of(found: partition.PartitionView) -> str:
     console = Console(file=io.StringIO(), width=150)
     partition.show(found, console)
     return str(console.file.getvalue())  # type: ignore[attr-defined]
@@ -228,6 +230,31 @@ def test_every_stage_is_what_the_run_will_have(tmp_path: Path) -> None:
     assert pd.read_csv(tmp_path / "round-3" / "distances.csv")["client"].tolist() == [1, 1, 1, 2, 2, 3]
     with pytest.raises(ConfigError, match=r"events\.0\.round: it would happen after 2 of 1 round"):
         partition.views(load({**DIGITS, "rounds": 1, "events": events[:1]}))
+
+
+def test_from_python(tmp_path: Path) -> None:
+    events = [{"name": "leave", "round": 3, "clients": [0]}]
+    mine = {**DIGITS, "rounds": 5, "events": events}
+    first = rayfl.partition(mine, TWO_TASKS, measures=["emd"])
+    assert first.clients["n"].tolist() == first.federation.sizes.tolist()
+    matrix = first.distances("emd")
+    assert matrix.index.tolist() == matrix.columns.tolist() == [0, 1, 2, 3, 4]
+    np.testing.assert_array_equal(matrix.to_numpy(), first.measured[0].values)
+    assert first.write(tmp_path / "p.html").read_text() == render(partition.page_of(first))
+    shown = first._repr_html_()
+    for text in (
+        "tasks partition of digits, seed 0, stage 1 of 2",
+        "planted groups",
+        "other group",
+        "emd",
+    ):
+        assert text in shown
+    assert rayfl.partition(mine, TWO_TASKS, measures=["emd"], stage=2).present.tolist() == [1, 2, 3, 4]
+    for stage in (0, 3):
+        with pytest.raises(ConfigError, match=rf"^stage: got {stage}; this config has 2 stages, from 1"):
+            rayfl.partition(mine, TWO_TASKS, measures=["emd"], stage=stage)
+    with pytest.raises(ConfigError, match=r"^measure: 'emb' was not measured; did you mean 'emd'"):
+        first.distances("emb")
 
 
 def test_mistakes() -> None:
