@@ -54,6 +54,7 @@ class Npz(ImageDataset):
     @override
     def load(self, root: Path) -> Samples:
         path = self.path.expanduser()
-        arrays, numbering = with_test_part(read_arrays(path), self, shown_path(path))
-        samples = of_arrays(arrays, path.stem, shown_path(path), self.layout, self.tokens)
+        shown = shown_path(path)
+        arrays, numbering = with_test_part(read_arrays(path), self, shown)
+        samples = of_arrays(arrays, Path(shown).stem, shown, self.layout, self.tokens)
         return self.reshaped(replace(samples, numbering=numbering))
