@@ -36,7 +36,7 @@ TESTS_AT_THE_END = {
 """The same for tests after the last round."""
 
 
-def _column_of(prefix: str, result: str) -> str:
+def column_of(prefix: str, result: str) -> str:
     """The column of ``clients.csv`` with a result of each client in a test after the last round."""
     return f"{result}_finetuned" if prefix == "finetuned_" else f"{prefix}{result}"
 
@@ -293,7 +293,7 @@ class RunFiles:
             row["accuracy_mean_max"] = _number(contenders["accuracy_mean"].iloc[best])
             row["max_round"] = int(contenders["round"].iloc[best])
         means = {
-            f"{test}{result}_mean": _column_of(test, result)
+            f"{test}{result}_mean": column_of(test, result)
             for result in self.results
             for test in TESTS_AT_THE_END
         }

@@ -34,7 +34,7 @@ from rayfl.report.charts import (
     spaced,
     steps,
 )
-from rayfl.report.files import TESTS_AT_THE_END, TESTS_IN_ROUNDS, RunFiles, Value, numbers, numeric
+from rayfl.report.files import TESTS_AT_THE_END, TESTS_IN_ROUNDS, RunFiles, Value, column_of, numbers, numeric
 from rayfl.report.page import Chart, Column, Data, Page, Section, Table, formatted, rounded, significant
 from rayfl.units import UNKNOWN, counted, duration, number, percent, size, three_digits, uncertain
 
@@ -495,6 +495,14 @@ def _clients(run: RunFiles, columns: Mapping[str, list[Any]]) -> Section | None:
         note += f" Those that joined after the last round ({int(late.sum()):,}) are in the table only."
     titles = {name: (title, format) for name, title, format in CLIENT_COLUMNS}
     titles |= {f"{name}_last": (f"{name}, last", "number:3") for name in run.measures}
+    for name in run.measures:
+        titles |= {
+            f"{test}{name}_last": (f"{name}, {where}", "number:3") for test, where in TESTS_IN_ROUNDS.items()
+        }
+        titles |= {
+            column_of(test, name): (f"{name}, {where}", "number:3")
+            for test, where in TESTS_AT_THE_END.items()
+        }
     order = [name for name in titles if name in columns] + [name for name in columns if name not in titles]
     table = Table(
         [

@@ -25,6 +25,7 @@ from rayfl.report.compare import Comparison
 from rayfl.report.files import RunFiles
 from rayfl.servers.building import build
 from rayfl.signatures.base import Signature
+from tests.report.reading import rows
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 
@@ -302,6 +303,11 @@ def test_what_is_said_of_a_run_without_accuracies(tmp_path: Path) -> None:
     assert "rmse" in (tmp_path / "both.html").read_text()
 
 
+def header_of(page: str, first: str) -> list[str]:
+    """The headings of the page's table whose first column is called so."""
+    return next(row for row in rows(page) if row[:1] == [first])
+
+
 def test_a_regression_shows_what_every_protocol_measures(tmp_path: Path) -> None:
     given = settings(tmp_path, "mse")
     given["output"] |= {"report": True}
@@ -333,6 +339,9 @@ def test_a_regression_shows_what_every_protocol_measures(tmp_path: Path) -> None
     page = (result.path / "report.html").read_text()
     for text in (*said, "root mean squared error, local models, mean over clients"):
         assert text in page
+    assert {"rmse, local models", "rmse, validation samples", "rmse, newcomers"} <= set(
+        header_of(page, "client")
+    )
     console = Console(width=400, record=True, file=io.StringIO())
     console.print(closing([summary]))
     assert "rmse, newcomers, fine-tuned" in console.export_text()
