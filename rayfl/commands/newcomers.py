@@ -19,6 +19,7 @@ from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
 from rayfl.config import Config
 from rayfl.data import Federation, Ragged, Samples, read_npz
+from rayfl.data.arrays import Predicted
 from rayfl.data.base import MoreSamples, Names, called, in_order
 from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.events import Stage
@@ -179,7 +180,8 @@ def read_newcomers(
                 str(data), what, "an .npz file has client_train, client_test and its own test part"
             )
         tokens = bool(getattr(config.data, "tokens", False))
-        new = read_npz(data, data.stem, getattr(config.data, "layout", "auto"), tokens)
+        predict: Predicted = getattr(config.data, "predict", "class")
+        new = read_npz(data, data.stem, getattr(config.data, "layout", "auto"), tokens, predict)
         if isinstance(config.data, ImageDataset):
             new = config.data.reshaped(new)
         train, test, names = _owners_in_file(data, new)

@@ -17,6 +17,10 @@ from rayfl.data.base import Column, Samples, in_order
 from rayfl.data.sharded import ShardedArray
 from rayfl.errors import ConfigError, DataError, one_line, type_of
 from rayfl.given import shown_path
+from rayfl.losses.base import IGNORED
+
+Predicted = Literal["class", "words"]
+"""What models predict of texts: their class, or the word after each word."""
 
 Layout = Literal["auto", "hwc", "chw"]
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
@@ -97,6 +101,33 @@ def as_tokens(x: NDArray[np.generic], where: str) -> NDArray[np.int32]:
     return np.ascontiguousarray(x, dtype=np.int32)
 
 
+def next_words(texts: NDArray[np.generic], where: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Divide texts into inputs and targets: each word, and the word that follows it.
+
+    Args:
+        texts: tokens ``(n, L + 1)``, 0 after the end of a text.
+        where: for errors.
+
+    Returns:
+        Inputs ``(n, L)``: each text without its last word. Targets ``(n, L)``: the word after each word,
+        :data:`~rayfl.losses.base.IGNORED` where there is none.
+
+    Raises:
+        DataError: for a text of fewer than two words, in which there is nothing to predict.
+    """
+    used = texts != 0
+    lengths = np.where(used.any(axis=1), texts.shape[1] - used[:, ::-1].argmax(axis=1), 0)
+    if short := int((lengths < 2).sum()):
+        raise DataError(
+            f"{where}: {short:,} of {len(texts):,} texts have fewer than two words, so there is nothing to "
+            "predict; leave them out"
+        )
+    place = np.arange(texts.shape[1] - 1)
+    follows = place < lengths[:, None] - 1
+    inputs = np.where(follows, texts[:, :-1], 0).astype(np.int32)
+    return inputs, np.where(follows, texts[:, 1:], IGNORED).astype(np.int64)
+
+
 def _range(values: NDArray[np.generic]) -> tuple[int, int]:
     """The smallest and the largest of whole numbers of any shape."""
     return int(values.min()), int(values.max())
@@ -171,7 +202,9 @@ def check_counted(largest: int, samples: int, where: str) -> None:
         )
 
 
-def read_npz(path: Path, name: str, layout: Layout = "auto", tokens: bool = False) -> Samples:
+def read_npz(
+    path: Path, name: str, layout: Layout = "auto", tokens: bool = False, predict: Predicted = "class"
+) -> Samples:
     """Read a dataset with a test part from an npz file.
 
     Args:
@@ -181,7 +214,7 @@ def read_npz(path: Path, name: str, layout: Layout = "auto", tokens: bool = Fals
             ``hospital_train`` ``(n,)``, and ``hospital_test`` if it is known.
         name: the dataset's name, for reports.
         layout: see :func:`as_inputs`.
-        tokens: whether ``x`` holds texts, see :func:`of_arrays`.
+        tokens, predict: whether ``x`` holds texts, and what is predicted, see :func:`of_arrays`.
 
     Raises:
         DataError: if the file is missing, unreadable, or its contents are wrong; one line.
@@ -189,7 +222,7 @@ def read_npz(path: Path, name: str, layout: Layout = "auto", tokens: bool = Fals
     arrays = read_arrays(path)
     if "x" in arrays:
         raise DataError(f"{path}: has no test part; expected {', '.join(_REQUIRED)}")
-    return of_arrays(arrays, name, shown_path(path), layout, tokens)
+    return of_arrays(arrays, name, shown_path(path), layout, tokens, predict)
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
@@ -221,6 +254,7 @@ def of_arrays(
     where: str,
     layout: Layout = "auto",
     tokens: bool = False,
+    predict: Predicted = "class",
 ) -> Samples:
     """Make a dataset from arrays.
 
@@ -231,6 +265,8 @@ def of_arrays(
         where: the source of the arrays, for errors.
         layout: see :func:`as_inputs`.
         tokens: whether ``x`` holds texts: integers from 0 ``(n, L)``, 0 for padding.
+        predict: ``words`` for the word after each word of a text, see :func:`next_words`; ``y`` is then the
+            texts' topic, or group, for partitions.
 
     Raises:
         DataError: if they do not fit together.
@@ -248,6 +284,9 @@ def of_arrays(
             f"{where}: x_train is {x_train.dtype} {x_train.shape[1:]} a sample, x_test {x_test.dtype} "
             f"{x_test.shape[1:]}; they must be equal"
         )
+    words = max(_range(x_train)[1], _range(x_test)[1]) + 1 if tokens else 0
+    targets_train: NDArray[np.int64] | NDArray[np.float32] | None
+    targets_test: NDArray[np.int64] | NDArray[np.float32] | None
     y_train, targets_train = as_targets(arrays["y_train"], len(x_train), f"{where}: y_train")
     y_test, targets_test = as_targets(arrays["y_test"], len(x_test), f"{where}: y_test")
     kinds = [None if t is None else t.shape[1:] for t in (targets_train, targets_test)]
@@ -275,10 +314,16 @@ def of_arrays(
             "one for each label from 0"
         )
     classes = max(label_count, len(class_names))
+    if predict == "words":
+        if targets_train is not None:
+            expected = "with data.predict=words it holds the topic of each text, an integer"
+            raise DataError(f"{where}: y_train is {type_of(arrays['y_train'])}; {expected}")
+        x_train, targets_train = next_words(x_train, f"{where}: x_train")
+        x_test, targets_test = next_words(x_test, f"{where}: x_test")
     samples = Samples(
         name, x_train, y_train, x_test, y_test, classes, domains[0], domains[1], class_names,
         targets_train=targets_train, targets_test=targets_test,
-        vocabulary=tuple(map(str, range(max(_range(x_train)[1], _range(x_test)[1]) + 1))) if tokens else (),
+        vocabulary=tuple(map(str, range(words))),
     )  # fmt: skip
     check_classes(samples, where)
     columns = {}

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rayfl.data.arrays import Layout, is_column
+from rayfl.data.arrays import Layout, Predicted, is_column
 from rayfl.data.base import Numbering
 from rayfl.errors import ConfigError, DataError, nearest, one_line, type_of
 from rayfl.plugins import broken, resolve
@@ -188,6 +188,16 @@ def check_seed(dataset: Section) -> None:
         raise ValueError("test_by would change nothing; it is used with test_fraction")
     if fraction is None and seed != type(dataset).model_fields["seed"].default:
         raise ValueError(f"seed {seed} would change nothing; it is used with test_fraction")
+
+
+def check_predicted(tokens: bool, predict: Predicted) -> None:
+    """Refuse to predict the words of samples that are no texts.
+
+    Raises:
+        ValueError: for pydantic, which reports it as an error of the config.
+    """
+    if predict == "words" and not tokens:
+        raise ValueError("predict=words is for texts; add tokens=true")
 
 
 def draw_tests(

@@ -119,6 +119,8 @@ def hashed_settings(config: Config, settings: Mapping[str, Any]) -> dict[str, An
         del settings["data"]["test_fraction"], settings["data"]["seed"]
     if settings["data"].get("test_by") is None:
         settings["data"].pop("test_by", None)
+    if settings["data"].get("predict") == "class":
+        del settings["data"]["predict"]
     if not settings["partition"].get("min_test_samples"):
         settings["partition"].pop("min_test_samples", None)
     if settings["partition"].get("shard_size") is None:

@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from rayfl.data.arrays import Layout, of_arrays, read_arrays
+from rayfl.data.arrays import Layout, Predicted, of_arrays, read_arrays
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
-from rayfl.data.own import TestBy, check_seed, with_test_part
+from rayfl.data.own import TestBy, check_predicted, check_seed, with_test_part
 from rayfl.given import shown_path
 
 
@@ -36,6 +36,9 @@ class Npz(ImageDataset):
     tokens: bool = Field(
         False, description="x holds texts: tokens, integers from 0 of shape (n, L), 0 for padding"
     )
+    predict: Predicted = Field(
+        "class", description="of texts: their class y; or the word after each word, and y is the text's topic"
+    )
     test_fraction: float | None = Field(
         None, gt=0, lt=1, description="fraction of each class for tests, if the file has x and y only"
     )
@@ -43,8 +46,9 @@ class Npz(ImageDataset):
     seed: int = Field(0, description="seed of the draw of the test samples")
 
     @model_validator(mode="after")
-    def _refuse_unused_seed(self) -> Npz:
+    def _refuse_unused_settings(self) -> Npz:
         check_seed(self)
+        check_predicted(self.tokens, self.predict)
         return self
 
     @override
@@ -56,5 +60,5 @@ class Npz(ImageDataset):
         path = self.path.expanduser()
         shown = shown_path(path)
         arrays, numbering = with_test_part(read_arrays(path), self, shown)
-        samples = of_arrays(arrays, Path(shown).stem, shown, self.layout, self.tokens)
+        samples = of_arrays(arrays, Path(shown).stem, shown, self.layout, self.tokens, self.predict)
         return self.reshaped(replace(samples, numbering=numbering))

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
-from rayfl.data.arrays import Layout, of_arrays
+from rayfl.data.arrays import Layout, Predicted, of_arrays
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
-from rayfl.data.own import TestBy, as_arrays, call, seeded, with_test_part
+from rayfl.data.own import TestBy, as_arrays, call, check_predicted, seeded, with_test_part
 from rayfl.errors import DataError
 from rayfl.plugins import resolve
 from rayfl.settings import Kwargs
@@ -51,9 +51,17 @@ class FromPython(ImageDataset):
     tokens: bool = Field(
         False, description="x holds texts: tokens, integers from 0 of shape (n, L), 0 for padding"
     )
+    predict: Predicted = Field(
+        "class", description="of texts: their class y; or the word after each word, and y is the text's topic"
+    )
     seed: int = Field(
         0, description="seed of the function's random numbers and of the draw of the test samples"
     )
+
+    @model_validator(mode="after")
+    def _refuse_unused_settings(self) -> FromPython:
+        check_predicted(self.tokens, self.predict)
+        return self
 
     @override
     def available(self, root: Path) -> bool:
@@ -72,6 +80,7 @@ class FromPython(ImageDataset):
             self.target,
             layout if self.layout == "auto" else self.layout,
             self.tokens,
+            self.predict,
         )
         return self.reshaped(replace(checked(samples, self.classes, self.target), numbering=numbering))
 
