@@ -25,7 +25,7 @@ from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.events import Stage
 from rayfl.data.own import draw_test_mask
 from rayfl.errors import ConfigError, DataError
-from rayfl.evaluation import Ledger, Transfer, accuracy
+from rayfl.evaluation import Ledger, Transfer, accuracy, perplexity
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.sampling.uniform import Uniform
@@ -101,7 +101,7 @@ def assign_newcomers(
         - ``accuracy_global``: with the average of all clusters' models, each weighted by the training samples
           of the clients that use it; ``accuracy_local``: with a model that it has trained alone from w_0.
         - the other measures of the loss, with the same endings: ``rmse``, ``rmse_finetuned``...; ``loss`` if
-          there are no accuracies.
+          there are no accuracies; ``perplexity`` of next words.
 
         The bytes sent to assign them, also by old clients, and to give them their models are written to
         ``newcomers_communication.csv``, with the columns of ``communication.csv``.
@@ -188,6 +188,11 @@ def read_newcomers(
     else:
         new, train, test, names = _divide(
             data, more, run_samples, _owner_ids(config, data, more, owners), owners
+        )
+    if run_samples.tokens and len(new.vocabulary) > len(run_samples.vocabulary):
+        top = len(new.vocabulary) - 1
+        raise DataError(
+            f"{data}: has word {top}; the run's model knows words 0 to {len(run_samples.vocabulary) - 1}"
         )
     if new.shape != run_samples.shape or new.x_train.dtype != run_samples.x_train.dtype:
         raise DataError(
@@ -457,11 +462,13 @@ class _Newcomers:
             number, stage = max(0, self.state_before.round - 1), len(self.stages) - 1
             last = Round.without_clients(work, number, stage, self.config.order)
             score = testing.adapt(self.servers, last, self.ids, models[self.ids]).scores["test"]
-        loss, sizes = self.config.loss, self.federation.test.sizes[self.ids]
+        loss, sizes = self.config.loss, self.federation.predictions[self.ids]
         if loss.accurate:
             frame[f"accuracy{ending}"] = accuracy(score.correct, sizes)
         else:
             frame[f"loss{ending}"] = score.losses / sizes
+        if self.federation.samples.task == "words":
+            frame[f"perplexity{ending}"] = perplexity(score.losses, sizes)
         for name, values in loss.measured(score.sums, sizes).items():
             frame[f"{name}{ending}"] = values
 

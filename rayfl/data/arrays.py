@@ -325,7 +325,6 @@ def of_arrays(
         targets_train=targets_train, targets_test=targets_test,
         vocabulary=tuple(map(str, range(words))),
     )  # fmt: skip
-    check_classes(samples, where)
     columns = {}
     for key in arrays:
         column = key.removesuffix("_train")
@@ -394,8 +393,7 @@ def checked(samples: Samples, where: str) -> Samples:
         if len(set(given)) > 1:
             raise DataError(f"{where}: has only one of {name}_train and {name}_test; give both or none")
     samples = replace(samples, **converted)
-    if samples.task != "words":
-        check_classes(samples, where)
+    check_classes(samples, where)
     return samples
 
 
@@ -408,7 +406,7 @@ def check_classes(samples: Samples, where: str) -> None:
     Raises:
         DataError
     """
-    if not samples.numeric and samples.classes < 2:
+    if samples.task != "words" and not samples.numeric and samples.classes < 2:
         raise DataError(f"{where}: all training samples have label 0; expected two classes or more")
 
 

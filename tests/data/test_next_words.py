@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import rayfl
+from rayfl.commands.newcomers import assign_newcomers
 from rayfl.data.arrays import next_words
 from rayfl.data.datasets.ag_news import encode
 from rayfl.errors import ConfigError, DataError
@@ -73,6 +74,20 @@ def test_topics_are_for_partitions(tmp_path: Path) -> None:
     view = rayfl.partition(given, overrides, data=(x, topics), measures=["emd"])
     assert view.federation.samples.task == "words"
     assert view.clients[["class_0", "class_1", "class_2"]].gt(0).sum(axis=1).max() < 3
+
+
+def test_texts_without_topics_and_their_newcomers(tmp_path: Path) -> None:
+    x = texts()
+    result = run(settings(tmp_path), x, np.zeros(len(x), np.int64))
+    new = {"y_train": np.zeros(10, np.int64), "y_test": np.zeros(10, np.int64)}
+    new |= {"client_train": np.zeros(10, np.int64), "client_test": np.zeros(10, np.int64)}
+    np.savez(tmp_path / "new.npz", x_train=x[:10], x_test=x[10:20], **new)
+    frame = assign_newcomers(result.path, tmp_path / "new.npz", epochs=1)
+    assert frame["accuracy"].iloc[0] > 90
+    assert 1 < frame["perplexity_finetuned"].iloc[0] < WORDS / 2
+    np.savez(tmp_path / "new.npz", x_train=x[:10] + 80, x_test=x[10:20], **new)
+    with pytest.raises(DataError, match="has word 91; the run's model knows words 0 to 11"):
+        assign_newcomers(result.path, tmp_path / "new.npz", epochs=1)
 
 
 @pytest.mark.parametrize(

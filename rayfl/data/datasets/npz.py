@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from rayfl.data.arrays import Layout, Predicted, of_arrays, read_arrays
+from rayfl.data.arrays import Layout, Predicted, check_classes, of_arrays, read_arrays
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.own import TestBy, check_predicted, check_seed, with_test_part
@@ -61,4 +61,5 @@ class Npz(ImageDataset):
         shown = shown_path(path)
         arrays, numbering = with_test_part(read_arrays(path), self, shown)
         samples = of_arrays(arrays, Path(shown).stem, shown, self.layout, self.tokens, self.predict)
+        check_classes(samples, shown)
         return self.reshaped(replace(samples, numbering=numbering))

@@ -86,7 +86,7 @@ class FromPython(ImageDataset):
 
 
 def checked(samples: Samples, classes: int | None, where: str) -> Samples:
-    """Samples with ``classes`` classes, if given; they must be of two classes or more.
+    """Samples with ``classes`` classes, if given; where classes are predicted, two or more.
 
     Raises:
         DataError
@@ -101,7 +101,7 @@ def checked(samples: Samples, classes: int | None, where: str) -> Samples:
             f"{where}: has label {largest}; data.classes={classes} are numbered 0 to {classes - 1}"
         )
     present = np.unique(samples.y_train)
-    if len(present) < 2:
+    if len(present) < 2 and samples.task != "words":
         raise DataError(
             f"{where}: all training samples have label {present[0]}; expected two classes or more"
         )
