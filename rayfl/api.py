@@ -8,7 +8,6 @@ import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from rayfl import plugins
@@ -119,7 +118,7 @@ def run_once(config: Config, name: str, on_event: Listener = lambda event: None)
             f"{path} was resumed with {recorded_config.rounds:,} rounds, but this run has {config.rounds:,}",
             "move that directory to another folder",
         )
-    execution = config.execution.model_dump(mode="json", exclude={"address"})
+    execution = config.execution.model_dump(mode="json")
     settings = [f"execution.{key}={json.dumps(value)}" for key, value in execution.items()]
     return resume(path, settings, on_event)
 
@@ -145,6 +144,7 @@ def resume(
     """
     on_event = on_event or listener()
     directory = RunDirectory.open(path.path if isinstance(path, Result) else path)
+    directory.renew()
     changed = directory.changed_plugins()
     if changed and not changed_plugins:
         old = (
@@ -221,9 +221,7 @@ def compare(runs: Iterable[Result | Path | str]) -> Comparison:
             directory = RunDirectory(result.path)
             if error := directory.divergence(directory.config.rounds):
                 raise ConfigError(str(result.path), f"did not finish: {error}", "leave it out")
-            raise ConfigError(
-                str(result.path), "is not finished", f"resume with: rayfl resume {quote(str(result.path))}"
-            )
+            raise ConfigError(str(result.path), "is not finished", f"resume with: {directory.resume}")
     return Comparison.of([result.path for result in results])
 
 

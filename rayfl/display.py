@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.cells import cell_len
@@ -21,6 +20,7 @@ from rich.text import Text
 
 from rayfl.errors import repeats
 from rayfl.events import Begun, BlockDone, Clustered, Finished, Note, RoundDone, RunEvent, Stopped
+from rayfl.rundir import RunDirectory
 from rayfl.units import UNKNOWN, counted, duration, number, percent, size
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Display:
         if kind is None or self._path is None or repeats(error):
             return
         if (self._path / "checkpoints").is_dir():
-            self._print_to_stderr(f"resume with: rayfl resume {quote(str(self._path))}")
+            self._print_to_stderr(f"resume with: {RunDirectory(self._path).resume}")
 
     def close(self) -> None:
         """Remove the progress bar."""
@@ -176,7 +176,7 @@ class Display:
     def _show_stopped(self, event: Stopped) -> None:
         self.close()
         self._path = None
-        how = "" if event.repeats else f"; resume with: rayfl resume {quote(str(event.path))}"
+        how = "" if event.repeats else f"; resume with: {RunDirectory(event.path).resume}"
         text = f"stopped after {counted(event.rounds, 'complete round')}{how}"
         if self._output_closed:
             self._print_to_stderr(text)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from rayfl.errors import DiskError
@@ -14,6 +15,12 @@ from rayfl.errors import DiskError
 def data_root() -> Path:
     """Where downloaded datasets lie unless ``data.root`` is set: ``$RAYFL_DATA``, else ``~/.cache/rayfl``."""
     return Path(os.environ.get("RAYFL_DATA") or Path.home() / ".cache" / "rayfl")
+
+
+def own_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that say where rayfl's data and runs lie."""
+    names = ("RAYFL_DATA", "RAYFL_STAGING")
+    return {name: environment[name] for name in names if environment.get(name)}
 
 
 def shown_path(path: Path) -> str:

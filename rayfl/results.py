@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfl.config import Config
+from rayfl.data.arrays import as_tokens
 from rayfl.data.events import client_number
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, Damaged, nearest
+from rayfl.errors import ConfigError, Damaged, RayflError, nearest
 from rayfl.rundir import RunDirectory
 from rayfl.servers.building import build
 from rayfl.servers.driver import Driver, tensors_of
@@ -130,8 +131,12 @@ class Result:
                 clusters = sorted(
                     f.stem.removeprefix("model_") for f in file.parent.glob("model_*.safetensors")
                 )
-                if not clusters:  # as for a client
-                    raise RunDirectory(self.path).without_checkpoint()
+                if not clusters:
+                    directory = RunDirectory(self.path)
+                    if (self.path / "checkpoints").is_dir() and not self.summary:
+                        what = "is not finished, and has no models of clusters yet"
+                        raise RayflError(f"{self.path}: {what}; resume with: {directory.resume}")
+                    raise directory.without_checkpoint()  # as for a client
                 remedy = nearest(str(cluster), clusters)
                 raise ConfigError(str(self.path), f"there is no cluster {cluster!r}", remedy)
             tensors = load_file(file)
@@ -158,8 +163,9 @@ class Result:
 
         Raises:
             ConfigError: as :meth:`model`, or if the inputs have another shape than the run's, or only one of
-                the two consists of pixels (uint8).
-            DataError: if a table lacks a column, or has a value that the run's table has not.
+                the two consists of pixels (uint8), or values are not finite.
+            DataError: if a table lacks a column, or has a value that the run's table has not; or if texts are
+                no tokens.
         """
         import numpy as np
         import pandas as pd
@@ -171,7 +177,7 @@ class Result:
         shape = tuple(host.spec.shape)
         if isinstance(x, pd.DataFrame):
             x = RunDirectory.open(self.path).config.data.inputs_of(x)
-        x = _channels_first(np.asarray(x), shape)
+        x = _channels_first(_plain(x), shape)
         if np.shape(x)[1:] != shape:
             raise ConfigError(
                 "predict", f"inputs of shape {np.shape(x)}", f"they must be (n, {', '.join(map(str, shape))})"
@@ -186,6 +192,15 @@ class Result:
                 f"inputs of {np.asarray(x).dtype}; the run's are {kinds[self.scaling.of_pixels]}",
                 "give them as the dataset stores them",
             )
+        if task == "numbers":
+            if not np.isfinite(x).all():
+                raise ConfigError("predict", "inputs hold NaN or infinity", "every value must be finite")
+        else:
+            x = as_tokens(x, "predict: x")
+            words = len(self._built[0][-1].federation.samples.vocabulary)
+            if len(x) and x.max() >= words:
+                what = f"inputs hold word {x.max()}"
+                raise ConfigError("predict", what, f"the model knows words 0 to {words - 1}")
         predictions = []
         with torch.inference_mode():
             for start in range(0, len(x), _BATCH):
@@ -239,6 +254,20 @@ class Result:
             content = read(name)
             self._kept[name] = (stamp, content)
         return content
+
+
+def _plain(x: Any) -> NDArray[np.generic]:
+    """Inputs as an array of numbers.
+
+    Raises:
+        ConfigError
+    """
+    import numpy as np
+
+    array = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+    if array.dtype.kind not in "fiub":
+        raise ConfigError("predict", f"inputs of {array.dtype}", "expected numbers")
+    return array
 
 
 def client_models(

@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -215,6 +216,20 @@ class RunDirectory:
         """The place of the run as shown to users: its URL, or its folder."""
         return str(self.remote or self.path)
 
+    @property
+    def resume(self) -> str:
+        """The command that resumes the run; on any machine, if it is on object storage."""
+        return f"rayfl resume {quote(str(self.path) if self.remote is None else self.remote.url)}"
+
+    def renew(self) -> None:
+        """Fetch what another machine has added since, if the run is on object storage.
+
+        Raises:
+            DiskError: if the storage does not answer.
+        """
+        if self.remote is not None:
+            self.remote.fetch(self.path)
+
     def publish(self) -> None:
         """Update the copy on object storage, if ``output.root`` is there.
 
@@ -242,7 +257,7 @@ class RunDirectory:
             self.publish()
         except DiskError as error:
             raise RayflError(
-                f"{error}; the run lies in {self.path}; publish it with: rayfl resume {self.place}"
+                f"{error}; the run lies in {self.path}; publish it with: {self.resume}"
             ) from None
 
     def discard(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral, Real
 
 UNKNOWN = "–"
@@ -67,7 +68,9 @@ def duration(value: object) -> str:
     if not isinstance(value, Real) or value != value:
         return UNKNOWN
     taken = float(value)
-    if taken < 59.95:
+    if taken < 0:
+        return f"-{duration(-taken)}"
+    if taken < 59.95 or math.isinf(taken):
         return f"{taken:.{2 if taken < 0.995 else 1}f} s"
     minutes, seconds = divmod(round(taken), 60)
     if minutes < 60:

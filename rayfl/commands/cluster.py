@@ -19,6 +19,7 @@ from rayfl.config.reading import names_first
 from rayfl.data import Federation
 from rayfl.errors import ConfigError, RayflError
 from rayfl.evaluation import Transfer
+from rayfl.given import shown_path
 from rayfl.report import page
 from rayfl.report.clusterings import ClusteringResult, draw, page_of
 from rayfl.rundir import clean
@@ -125,7 +126,9 @@ def _ids(federation: Federation) -> NDArray[Any]:
 
 def title_of(config: Config) -> str:
     """The title of the page: whose clients are clustered."""
-    return f"Clusters of {config.data.name}, {config.partition.name} partition, seed {config.seed}"
+    path = getattr(config.data, "path", None)
+    data = "data" if isinstance(path, Path) and shown_path(path) == "data" else config.data.name
+    return f"Clusters of {data}, {config.partition.name} partition, seed {config.seed}"
 
 
 def write(results: Sequence[ClusteringResult], folder: Path, title: str) -> list[Path]:

@@ -160,7 +160,12 @@ def as_labels(y: NDArray[np.generic], count: int, where: str) -> NDArray[np.int6
     least, most = _range(y)
     if least < 0 or most > np.iinfo(np.int32).max:
         wrong = least if least < 0 else most
-        raise DataError(f"{where} holds {wrong}; labels and domains count from 0")
+        floats = (
+            "; store numbers to predict as floats: y.astype(float)"
+            if where.endswith(("y_train", "y_test"))
+            else ""
+        )
+        raise DataError(f"{where} holds {wrong}; labels and domains count from 0{floats}")
     return np.ascontiguousarray(y, dtype=np.int64)
 
 

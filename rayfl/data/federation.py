@@ -513,5 +513,6 @@ def describe(federation: Federation) -> pd.DataFrame:
         "test": federation.test.sizes,
         "group": pd.array(groups, dtype="Int64"),
     }
-    columns |= {f"class_{label}": counts[:, label] for label in range(samples.classes)}
+    if not samples.numeric:
+        columns |= {f"class_{label}": counts[:, label] for label in range(samples.classes)}
     return pd.DataFrame(columns, index=pd.RangeIndex(len(train), name="client"))

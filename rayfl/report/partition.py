@@ -179,7 +179,9 @@ class PartitionView:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Training samples of each present client and class ``(n, C)``."""
+        """Training samples of each present client and class ``(n, C)``; of numeric targets, one class."""
+        if not self.labelled:
+            return self.clients[["n"]].to_numpy(np.int64)
         classes = [f"class_{label}" for label in range(self.federation.samples.classes)]
         return self.clients[classes].to_numpy(np.int64)
 

@@ -15,15 +15,17 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.autoscaler.sdk import request_resources
+from ray.autoscaler.v2.sdk import get_cluster_status
+from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from rayfl import plugins
 from rayfl.config import Config
@@ -395,23 +397,26 @@ def await_room(config: Config, say: Callable[[str], None], stop: threading.Event
         ConfigError: if other jobs still hold what the run needs.
     """
     e = config.execution
-    wanted = e.actors_wanted[0]
-    share = nodes.share_anywhere(e.gpus_per_actor)
-    bundle = {"CPU": e.cpus_per_actor} | ({"GPU": share} if share else {})
-    start_time, seconds, requested = time.monotonic(), 0.0, False
-    while (room := this_cluster(e.gpus_per_actor).room(e.cpus_per_actor, e.gpus_per_actor)) < wanted:
-        if not seconds:
-            seconds = e.wait if e.wait != "auto" else (_NODES_TIMEOUT if _autoscales() else _RELEASE_TIMEOUT)
-        if stop.is_set() or time.monotonic() > start_time + seconds:
-            break
-        if not requested and seconds > _RELEASE_TIMEOUT:
-            request_resources(bundles=[bundle] * wanted)
-            say(f"waiting for nodes: there is room for {room} of {wanted} actors (at most {seconds:.0f} s)")
-            requested = True
-        stop.wait(0.2 if seconds <= _RELEASE_TIMEOUT else 1.0)
-    if requested:
-        # From now on the actors keep the nodes alive; the request is no longer needed
-        request_resources(bundles=[])
+    wanted = _actors_needed(config)
+    start_time, seconds, said = time.monotonic(), 0.0, False
+    with _Demand(e.cpus_per_actor, nodes.share_anywhere(e.gpus_per_actor), wanted) as demand:
+        while (room := this_cluster(e.gpus_per_actor).room(e.cpus_per_actor, e.gpus_per_actor)) < wanted:
+            if not seconds:
+                seconds = _usual_wait() if e.wait == "auto" else e.wait
+            if stop.is_set() or time.monotonic() > start_time + seconds:
+                break
+            if seconds <= _RELEASE_TIMEOUT:
+                stop.wait(0.2)
+                continue
+            if not said:
+                fits = f"there is room for {room} of {wanted} actors"
+                say(f"waiting for nodes: {fits} (at most {seconds:.0f} s)")
+                said = True
+            if demand.met():
+                demand.withdraw()  # it holds the room that the actors are going to take
+            else:
+                demand.raise_()
+            stop.wait(1.0)
     if room < wanted and not stop.is_set():
         cluster = Available(tuple(nodes.whole(e.gpus_per_actor).values()), 0.0)
         if cluster.room(e.cpus_per_actor, e.gpus_per_actor) >= wanted:
@@ -422,8 +427,58 @@ def await_room(config: Config, say: Callable[[str], None], stop: threading.Event
             )
 
 
+def _actors_needed(config: Config) -> int:
+    """The smallest number of actors with which a run can start, as far as the config says it."""
+    e, clients = config.execution, getattr(config.partition, "clients", None)
+    if e.clients_per_actor is not None and isinstance(clients, int):
+        return -(-clients // e.clients_per_actor)
+    return e.actors_wanted[0]
+
+
+class _Demand:
+    """What a run that waits asks of the cluster: a placement group with a bundle for each actor.
+
+    Unlike a request for a size of the cluster (``ray.autoscaler.sdk.request_resources``), it is added to what
+    other work uses, an autoscaler sums it over the runs that wait, and Ray removes it with this process.
+
+    Args:
+        cpus, gpus: of an actor.
+        count: how many actors.
+    """
+
+    def __init__(self, cpus: float, gpus: float, count: int) -> None:
+        self._bundles = [{"CPU": cpus} | ({"GPU": gpus} if gpus else {})] * count
+        self._group: PlacementGroup | None = None
+
+    def __enter__(self) -> _Demand:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.withdraw()
+
+    def raise_(self) -> None:
+        """Ask, unless this has been done."""
+        if self._group is None:
+            self._group = placement_group(self._bundles)
+
+    def met(self) -> bool:
+        """Whether there is room, which the group holds from then on."""
+        return self._group is not None and bool(self._group.wait(0))
+
+    def withdraw(self) -> None:
+        """Release what the group holds, or no longer ask."""
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+
+
 _BOOTSTRAP_FILE = "ray_bootstrap_config.yaml"
 """Where ``ray up`` puts the autoscaler's configuration on the head node, below the home folder."""
+
+
+def _usual_wait() -> float:
+    """Seconds: an autoscaler needs minutes to start a node, an ended job a moment to release what it held."""
+    return _NODES_TIMEOUT if _autoscales() else _RELEASE_TIMEOUT
 
 
 def _autoscales() -> bool:
@@ -432,22 +487,26 @@ def _autoscales() -> bool:
     """
     if (Path.home() / _BOOTSTRAP_FILE).is_file() or "KUBERAY_GEN_RAY_START_CMD" in os.environ:
         return True
+    if is_autoscaler_v2():
+        status = get_cluster_status(ray.get_runtime_context().gcs_address)
+        found = [*status.active_nodes, *status.idle_nodes]
+        return not _started_by_hand({node.ray_node_type_name for node in found})
     for _ in range(_REPORT_TRIES):
-        status = _internal_kv_get(b"__autoscaling_status")  # every Ray autoscaler writes it
+        status = _internal_kv_get(b"__autoscaling_status")  # the first version of the autoscaler writes it
         if not status:
             return False
         report = json.loads(status).get("autoscaler_report")
         if report is not None:
-            return not _started_by_hand(report)
+            return not _started_by_hand(report.get("active_nodes") or report.get("idle_nodes") or ())
         time.sleep(_CHECK_INTERVAL / 2)  # the cluster has just been started
     return True
 
 
-def _started_by_hand(report: Mapping[str, Any]) -> bool:
-    """Whether a report comes from a cluster that was started by hand: ``ray start --head`` starts a monitor
-    that cannot start nodes, and gives every node that it finds a separate type, named after the node's id.
+def _started_by_hand(types: Collection[str]) -> bool:
+    """Whether types of nodes are those of a cluster that was started by hand: ``ray start --head`` starts a
+    monitor that cannot start nodes, and gives every node that it finds a separate type, named after the
+    node's id.
     """
-    types = report.get("active_nodes") or report.get("idle_nodes") or {}
     return bool(types) and all(re.fullmatch("node_[0-9a-f]{56}", each) for each in types)
 
 

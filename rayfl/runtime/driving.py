@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
@@ -25,6 +24,7 @@ from rayfl.data import Federation
 from rayfl.data.remarks import remarks as data_remarks
 from rayfl.errors import DiskError, Interrupted, RayflError
 from rayfl.events import CheckpointSaved, Listener, Note, RunEvent, Stopped
+from rayfl.given import own_variables
 from rayfl.loggers import LoggedRun, OpenLoggers
 from rayfl.loggers.base import environment
 from rayfl.models.remarks import remarks as model_remarks
@@ -262,6 +262,8 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
     Placement.of(config)  # raises early if there is none
     refuse_without_gpus(config)
     await_room(config, lambda text: listen(Note(text)), stop)
+    if stop.is_set():
+        raise Interrupted
     deadline = _DRIVER_DEADLINE if config.execution.deadline == "auto" else config.execution.deadline
     deaths, reached = 0, -1
     while True:
@@ -273,15 +275,17 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
             rounds = directory.rounds_complete()
             deaths, reached = (1 if rounds > reached else deaths + 1), max(rounds, reached)
             if stop.is_set() or deaths > _MAX_DRIVER_DEATHS:
-                how = f"resume with: rayfl resume {quote(str(directory.path))}"
+                how = f"resume with: {directory.resume}"
                 raise RayflError(f"the driver {error}; {how}") from None
             listen(Note(f"the driver {error}: a new one continues from the last checkpoint"))
 
 
 def _driver_variables(config: Config) -> dict[str, str]:
-    """The environment variables that loggers and object storage need where the driver runs."""
+    """The environment variables that rayfl, loggers and object storage read where the driver runs: a Ray that
+    was started before has others.
+    """
     storage_variables = {} if isinstance(config.output.root, Path) else remote.variables(os.environ)
-    return {**environment(config.output.all_loggers), **storage_variables}
+    return {**own_variables(os.environ), **environment(config.output.all_loggers), **storage_variables}
 
 
 class _DriverDied(Exception):
@@ -289,7 +293,7 @@ class _DriverDied(Exception):
 
 
 def _head_lost(head: Head, directory: RunDirectory) -> RayflError:
-    how = f"resume with: rayfl resume {quote(str(directory.path))}"
+    how = f"resume with: {directory.resume}"
     return RayflError(f"Ray's head at {head.address} is gone; {how}")
 
 
@@ -322,8 +326,8 @@ def _watch_driver(
                 driver.greet()
                 if silence.seconds > _NODE_LOST and not head.silent() and not alive(node):
                     raise RayflError(
-                        f"this node's Ray has ended (the head may have been restarted); resume with: "
-                        f"rayfl resume {directory.place}"
+                        "this node's Ray has ended (the head may have been restarted); resume with: "
+                        f"{directory.resume}"
                     )
                 allowed = min(deadline, _STOP_DEADLINE) if stop.is_set() else deadline
                 if driver.where is None:  # it is still being started

@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayfl.config import Config
 from rayfl.errors import ConfigError
 from rayfl.runtime import nodes
+from rayfl.runtime.processes import alive
 from rayfl.runtime.resources import PerActor, in_turn
 
 _MARK_AMOUNT = 0.001
@@ -124,3 +125,15 @@ class Placement:
             }
             for name in places
         ]
+
+    def again(self, options: dict[str, Any], num_gpus: PerActor) -> dict[str, Any]:
+        """Ray's options for an actor that replaces one with these options.
+
+        If the node on which that one was placed is gone, the new one may come to any node, and its share of a
+        GPU is one for all of them.
+        """
+        strategy = options.get("scheduling_strategy")
+        if not isinstance(strategy, NodeAffinitySchedulingStrategy) or alive(strategy.node_id):
+            return options
+        others = {name: value for name, value in options.items() if name != "scheduling_strategy"}
+        return {**others, "num_gpus": nodes.share_anywhere(num_gpus)}

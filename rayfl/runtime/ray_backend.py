@@ -315,8 +315,12 @@ class RayBackend(Backend):
     def start(self, stages: Ref, host: HostSpec) -> None:
         actor = ray.remote(_HostActor)
         places = self._placement.of_clients(self.actors, self._num_cpus, self._num_gpus)
+        started = set[int]()
 
         def new(slot: int) -> Any:
+            if slot in started:
+                places[slot] = self._placement.again(places[slot], self._num_gpus)
+            started.add(slot)
             options = {**UNRECORDED, **named(self._run, f"client:{slot}"), **places[slot]}
             actor_host = replace(host, gpu_fraction=options["num_gpus"])
             return actor.options(**options).remote(stages, actor_host)

@@ -72,9 +72,17 @@ class Node:
         return _GPU_PARTS // max(1, int((self.gpu_bytes or 0.0) / ACTOR_GPU_BYTES)) / _GPU_PARTS
 
     def room(self, cpus: float, gpus: PerActor) -> int:
-        """How many actors with these numbers of CPUs and GPUs can be placed."""
+        """How many actors with these numbers of CPUs and GPUs can be placed.
+
+        Ray takes a fraction of a GPU from one GPU; how what is free is divided among the GPUs is not known.
+        """
         by_cpu, share = int(self.cpus / cpus + 1e-9), self.share(gpus)
-        return min(by_cpu, int(self.gpus / share + 1e-9)) if share else by_cpu
+        if not share:
+            return by_cpu
+        if share >= 1:
+            return min(by_cpu, int(self.gpus / share + 1e-9))
+        part, whole = math.modf(self.gpus + 1e-9)
+        return min(by_cpu, int(whole) * int(1 / share + 1e-9) + int(part / share + 1e-9))
 
 
 def in_turn(rooms: Sequence[int], count: int) -> list[int | None]:

@@ -23,8 +23,10 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search import ConcurrencyLimiter
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
-from rayfl import plugins
+from rayfl import plugins, remote
 from rayfl.config.kinds import KINDS
+from rayfl.given import own_variables
+from rayfl.loggers import LOGGERS
 from rayfl.runtime.connection import reachable
 
 _ATTEMPTS = 3
@@ -182,15 +184,21 @@ class Surroundings:
 
     folder: Path
     modules: tuple[str, ...]
+    variables: Any
+    """A reference to environment variables: Tune writes everything else to a disk, and some are secret."""
 
     @classmethod
     def here(cls, folder: Path) -> Surroundings:
         """The surroundings of this process."""
-        return cls(folder, tuple(plugin.module for plugin in plugins.loaded()))
+        prefixes = tuple(prefix for logger in LOGGERS.values() for prefix in logger.variables)
+        variables = {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+        variables |= {**own_variables(os.environ), **remote.variables(os.environ)}
+        return cls(folder, tuple(plugin.module for plugin in plugins.loaded()), ray.put(variables))
 
     def enter(self) -> None:
         """Apply them in the process of a trial."""
         logging.getLogger("ray").setLevel(logging.ERROR)
+        os.environ.update(ray.get(self.variables))
         with contextlib.suppress(OSError):
             os.chdir(self.folder)
         plugins.adopt(self.modules, KINDS.values())

@@ -454,6 +454,8 @@ def check_targets(config: Config, samples: Samples) -> None:
         expected, actual = kinds if loss.numeric else kinds[::-1]
         suited = ", ".join(name for name, part in LOSSES.items() if part.numeric == samples.numeric)
         remedy = _class_remedy(samples) or f"use one of {suited}"
+        if loss.numeric:
+            remedy += ", or if these are numbers to predict, store floats: y.astype(float)"
         what = f"{loss.name!r} is a loss for {expected}; {samples.name} has {actual}"
         raise ConfigError("loss.name", what, remedy)
     if not samples.numeric:

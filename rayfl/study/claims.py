@@ -324,9 +324,11 @@ def point_of(
     axes: Mapping[str, Iterable[str]],
     fail: Callable[[str, str], ConfigError],
 ) -> str:
-    """The point of an axis, by its name or by an equal number."""
-    for point in axes[axis]:
-        if point == value or _same_number(point, value):
+    """The point of an axis, by its name; or else by an equal number."""
+    if value in (names := list(axes[axis])):
+        return value
+    for point in names:
+        if _same_number(point, value):
             return point
     raise fail(f"{axis} has no point {value!r}", f"valid: {', '.join(axes[axis])}")
 

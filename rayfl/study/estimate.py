@@ -22,6 +22,7 @@ from rayfl.errors import Interrupted, RayflError
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import available
 from rayfl.runtime.driving import arithmetic, make_backend
+from rayfl.runtime.resources import Node
 from rayfl.servers.building import build, check
 from rayfl.servers.checkpoint import Checkpoint
 from rayfl.servers.driver import Driver
@@ -30,7 +31,7 @@ from rayfl.study import archive as archives
 from rayfl.study import searching
 from rayfl.study.file import StudyFile
 from rayfl.study.plan import PlannedRun
-from rayfl.study.running import allocate, directory_of, fetch, is_finished, rounds_done, unfinished
+from rayfl.study.running import allocate, directory_of, fetch, is_finished, rounds_kept, unfinished
 from rayfl.units import counted, duration, size
 
 
@@ -122,14 +123,13 @@ def estimate(
     costs, how = _costs_of_kinds(finished, missing, watch)
     seconds = disk = 0.0
     for run in missing:
-        cost, done = costs[_speed_key(run)], rounds_done(directory_of(run))
+        cost, done = costs[_speed_key(run)], rounds_kept(directory_of(run))
         seconds += cost.once * (done == 0) + cost.of_round * (run.config.rounds - done)
         disk += cost.disk * (done == 0) + cost.disk_of_round * (run.config.rounds - done)
-    cpus = os.cpu_count() or 1
-    parallel = allocate(len(missing), missing[0].config, 1, cpus, 0, jobs).jobs if missing else 1
+    parallel = allocate(len(missing), missing[0].config, [_this_machine()], jobs).jobs if missing else 1
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    rounds = sum(run.config.rounds - rounds_done(directory_of(run)) for run in missing)
-    begun = sum(bool(rounds_done(directory_of(run))) for run in missing)
+    rounds = sum(run.config.rounds - rounds_kept(directory_of(run)) for run in missing)
+    begun = sum(bool(rounds_kept(directory_of(run))) for run in missing)
     return Estimate(
         len(by_key),
         len(finished),
@@ -142,6 +142,10 @@ def estimate(
         peak * parallel,
         ", ".join(how) or "nothing is left",
     )
+
+
+def _this_machine() -> Node:
+    return Node(os.cpu_count() or 1, 0.0)
 
 
 def estimate_search(
@@ -165,7 +169,7 @@ def estimate_search(
     samples = study.tune.samples
     seconds = samples * sum(cost.once + cost.of_round * rounds for cost, rounds in each)
     disk = samples * sum(cost.disk + cost.disk_of_round * rounds for cost, rounds in each)
-    parallel = min(samples, allocate(samples, runs[0].config, 1, os.cpu_count() or 1, 0, jobs).jobs)
+    parallel = min(samples, allocate(samples, runs[0].config, [_this_machine()], jobs).jobs)
     rounds = samples * sum(rounds for _, rounds in each)
     return [
         f"at most {counted(samples * len(runs), 'run')}; {rounds:,} rounds",

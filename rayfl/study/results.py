@@ -97,13 +97,13 @@ def known_numbers() -> frozenset[str]:
 
 @cache
 def _known_numbers(measures: frozenset[str], facts: frozenset[str]) -> frozenset[str]:
-    names = {*OTHERS, *measures, *facts}
+    names, best = {*OTHERS, *measures, *facts}, ("round", "loss_mean", *protocols.BEST, *measures)
     for on, model in itertools.product(get_args(TestedOn), get_args(protocols.Tested)):
         prefix = protocols.prefix(on, model)
         names |= {f"{prefix}{name}" for name in (*METRICS, *measures)}
         if on != "validation" and model != "finetuned":
             for choice in ("validation", "test"):
-                names |= {f"{prefix}{name}_best_{choice}" for name in ("round", *protocols.BEST)}
+                names |= {f"{prefix}{name}_best_{choice}" for name in best}
         if model != "local":
             names |= {f"{protocols.NEWCOMERS}{prefix}{name}" for name in (*METRICS, *measures)}
     return frozenset(names)

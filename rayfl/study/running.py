@@ -20,6 +20,8 @@ from rayfl.machine import handling_stops
 from rayfl.remote import Remote, staging
 from rayfl.remote import runs as published
 from rayfl.rundir import RunDirectory
+from rayfl.runtime.resources import Node
+from rayfl.servers.checkpoint import checkpoints, round_of
 from rayfl.study.plan import PlannedRun
 
 _CHECK_SECONDS = 2.0
@@ -225,7 +227,7 @@ class Allocation:
         return {"backend": "inline"}
 
 
-def allocate(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jobs: int | None) -> Allocation:
+def allocate(runs: int, config: Config, nodes: Sequence[Node], jobs: int | None) -> Allocation:
     """How runs share the machine or cluster.
 
     A run with one actor per core loses time whenever it waits for its slowest client. So as many runs as
@@ -235,16 +237,15 @@ def allocate(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jo
     Args:
         runs: number of runs.
         config: of one of them; the number of actors that it names is kept.
-        nodes, cpus, gpus: of the cluster.
+        nodes: of the cluster.
         jobs: number of parallel runs that the user wants; None to choose.
     """
     e = config.execution
-    per_gpu = int(gpus / e.gpu_share + 1e-9) if e.gpu_share else int(cpus)
-    room = max(1, min(int(cpus / e.cpus_per_actor + 1e-9), per_gpu))
+    room = max(1, sum(node.room(e.cpus_per_actor, e.gpu_share) for node in nodes))
     named_actors = e.actors if isinstance(e.actors, int) else None
     parallel = jobs or max(1, min(runs, room // (named_actors or 1)))
     actors = named_actors or max(1, room // max(1, min(parallel, runs)))
-    if e.backend == "inline" or (actors == 1 and nodes == 1 and e.clients_per_actor is None):
+    if e.backend == "inline" or (actors == 1 and len(nodes) == 1 and e.clients_per_actor is None):
         return Allocation(parallel, 0, e.gpu_share)
     return Allocation(parallel, actors)
 
@@ -342,6 +343,13 @@ def stop_file(folder: Path) -> Iterator[StopFile]:
         yield stop
     finally:
         stop.close()
+
+
+def rounds_kept(path: Path) -> int:
+    """Number of rounds that a run does not repeat if it is resumed: those in its newest checkpoint."""
+    with contextlib.suppress(OSError):
+        return max(map(round_of, checkpoints(path / "checkpoints")), default=0)
+    return 0
 
 
 def rounds_done(path: Path) -> int:

@@ -83,8 +83,7 @@ class Runner:
         from rayfl.runtime.connection import connect, this_cluster
 
         connect(first.config)
-        cluster = this_cluster()
-        return allocate(runs, first.config, len(cluster.nodes), cluster.cpus, cluster.gpus, self.jobs)
+        return allocate(runs, first.config, this_cluster().nodes, self.jobs)
 
     def run(self, title: str, runs: Sequence[PlannedRun], chosen_by: str = "") -> None:
         """Execute the runs that have not ended.
@@ -281,11 +280,17 @@ def folder_of(study: StudyFile) -> Path:
     A part of a study, or the study with other seeds or settings, has its own folder, so that it never
     replaces the results of the whole: ``studies/figure_6-smoke-seeds0-rounds=5``.
     """
-    name = re.sub(r"[^\w.,=+-]+", "_", "-".join([study.name, *study.part]))
-    if len(name) > _LONGEST_FOLDER:
-        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    asked = "-".join([study.name, *study.part])
+    name = re.sub(r"[^\w.,=+-]+", "_", asked)
+    if len(name) > _LONGEST_FOLDER or _merges(study.part):
+        digest = hashlib.sha256(json.dumps(study.part).encode()).hexdigest()[:8]
         name = f"{name[: _LONGEST_FOLDER - 9]}-{digest}"
     return Path("studies") / name
+
+
+def _merges(part: Sequence[str]) -> bool:
+    """Whether parts of a study have names that may become equal to others' in the name of a folder."""
+    return any(re.search(r"[^\w.,=+ -]", each) for each in part)
 
 
 def execute(

@@ -53,7 +53,7 @@ class TextTable:
         lines = [self.header, tuple(rule), *self.rows]
         cells = [[_markdown(cell) for cell in line] for line in lines]
         text = "\n".join(f"| {' | '.join(line)} |" for line in cells)
-        return f"{text}\n" + (f"\n{self.caption}\n" if self.caption else "")
+        return f"{text}\n" + (f"\n{_markdown_text(self.caption)}\n" if self.caption else "")
 
     def latex(self) -> str:
         """A ``tabular`` in the style of ``booktabs``."""
@@ -66,6 +66,9 @@ class TextTable:
 
 
 _GREEK = {"α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "epsilon", "η": "eta", "κ": "kappa"}
+_GREEK |= {"ζ": "zeta", "θ": "theta", "ι": "iota", "ν": "nu", "ξ": "xi", "π": "pi", "φ": "phi", "χ": "chi"}
+_GREEK |= {"ψ": "psi", "Γ": "Gamma", "Δ": "Delta", "Θ": "Theta", "Λ": "Lambda", "Π": "Pi", "Σ": "Sigma"}
+_GREEK |= {"Φ": "Phi", "Ψ": "Psi", "Ω": "Omega", "∞": "infty", "≈": "approx"}
 _GREEK |= {"λ": "lambda", "μ": "mu", "ρ": "rho", "σ": "sigma", "τ": "tau", "ω": "omega"}
 _TEX = {
     **{letter: f"\\{letter}" for letter in "%&_#${}"},
@@ -94,8 +97,15 @@ def _latex(text: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """A cell in Markdown; text such as ``<b>`` is escaped, since as HTML it would not be shown."""
-    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", _one_line(text)).replace("|", r"\|")
+    """A cell in Markdown."""
+    return _markdown_text(_one_line(text)).replace("|", r"\|")
+
+
+def _markdown_text(text: str) -> str:
+    """Text in Markdown: ``<b>``, which as HTML would not be shown, and emphasis of names are escaped."""
+    text = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
+    text = re.sub(r"(?<![^\W_])_+(?!_)|(?<!_)_+(?![^\W_])", lambda run: run.group().replace("_", r"\_"), text)
+    return re.sub(r"[*`](?=\S)|(?<=\S)[*`]", r"\\\g<0>", text)
 
 
 def _one_line(text: str) -> str:

@@ -86,6 +86,21 @@ def test_predictions_have_the_accuracy_of_the_table(ran: rayfl.Result) -> None:
     np.testing.assert_array_equal(ran.predict(x.astype(np.int64), client=8), ran.predict(x, client=8))
 
 
+def test_what_cannot_be_predicted_is_refused(ran: rayfl.Result) -> None:
+    shape = (2, *ran.scaling.apply(build(ran.config)[0][0].federation.samples.x_test[:1]).shape[1:])
+    kind = build(ran.config)[0][0].federation.samples.x_test.dtype
+    for x, line in (
+        (np.full(shape, "a"), "predict: inputs of <U1; expected numbers"),
+        (np.full(shape, np.nan), r"predict: inputs (hold NaN or infinity|of float64)"),
+        (torch.ones(shape, requires_grad=True), None if kind != np.uint8 else "predict: inputs of float32"),
+    ):
+        if line is None:
+            assert len(ran.predict(x, client=0)) == 2
+            continue
+        with pytest.raises(RayflError, match=line):
+            ran.predict(x, client=0)
+
+
 def test_networks_are_ready_to_use(ran: rayfl.Result) -> None:
     module = ran.model(client=0)
     assert isinstance(module, torch.nn.Module)

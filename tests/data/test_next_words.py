@@ -66,6 +66,19 @@ def test_a_run_learns_what_follows(tmp_path: Path) -> None:
     assert result.clients["perplexity_last"].notna().all()
 
 
+def test_words_that_the_model_does_not_know_are_not_predicted(tmp_path: Path) -> None:
+    x = texts()
+    result = run(settings(tmp_path), x, np.arange(len(x)) % 3)
+    assert result.predict(x[:, :-1], client=0).shape == (60, 6)
+    for wrong, line in (
+        (x[:, :-1] + 80, "predict: inputs hold word 91; the model knows words 0 to 11"),
+        (x[:, :-1] - 80, "predict: x holds -80; tokens are numbers from 0"),
+        (x[:, :-1] + 0.5, "predict: x has shape .* and type float64; tokens are integers"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=line):
+            result.predict(wrong, client=0)
+
+
 def test_topics_are_for_partitions(tmp_path: Path) -> None:
     x, topics = texts(), np.arange(60) % 3
     given = settings(tmp_path)

@@ -6,6 +6,7 @@ running on this machine.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -287,12 +288,31 @@ def wait_for_rounds(folder: Path, rounds: int, timeout: float = 60) -> int:
         time.sleep(0.2)
 
 
+HOLDS = """
+import ray, time
+
+@ray.remote(num_cpus=1, num_gpus=1)
+class Work:
+    def begin(self):
+        return "holds a node"
+
+ray.init(log_to_driver=False, logging_level="ERROR")
+work = Work.remote()
+print(ray.get(work.begin.remote()), flush=True)
+time.sleep(600)
+"""
+"""Other work, for which the autoscaler starts a node, and which does not end."""
+
+
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.parametrize("busy", [False, True])
 def test_a_run_waits_for_gpu_nodes_that_the_autoscaler_starts(
-    short_path: Path, tmp_path: Path, inline_sha256: Callable[[int], str]
+    busy: bool, short_path: Path, tmp_path: Path, inline_sha256: Callable[[int], str]
 ) -> None:
-    """Ray's fake provider starts real nodes on this machine; a GPU is a number."""
+    """Ray's fake provider starts real nodes on this machine; a GPU is a number. If other work holds a node,
+    the run gets another one, although the cluster as a whole would be large enough.
+    """
     (port,) = free_ports(1)
     gpu = {"CPU": 1, "GPU": 1, "object_store_memory": 200_000_000}
     defaults = Path(pytest.importorskip("ray").__file__).parent / "autoscaler" / "local" / "defaults.yaml"
@@ -304,6 +324,7 @@ def test_a_run_waits_for_gpu_nodes_that_the_autoscaler_starts(
             "type": "fake_multinode",
             "gcs_address": f"127.0.0.1:{port}",
             "disable_node_updaters": True,
+            "use_node_id_as_ip": True,  # or nodes that have started count as pending
         },
         "head_node_type": "ray.head.default",
         "available_node_types": {
@@ -315,12 +336,25 @@ def test_a_run_waits_for_gpu_nodes_that_the_autoscaler_starts(
     bootstrap.write_text(json.dumps(config))
     options = ("--num-cpus=1", "--num-gpus=0", f"--autoscaling-config={bootstrap}")
     environment = {"HOME": str(short_path), "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
-    with started(Head(short_path, *options, port=port, **environment)) as head:
-        arguments = demo(tmp_path / "runs", 3, "execution.actors=2", "execution.gpus_per_actor=0.5")
-        result = head.run(sys.executable, str(LAUNCH), *arguments, RAY_ADDRESS=head.address)
+    actors, share = (1, 1) if busy else (2, 0.5)
+    with (
+        started(Head(short_path, *options, port=port, **environment)) as head,
+        contextlib.ExitStack() as stack,
+    ):
+        if busy:
+            variables = {**head.environment, "RAY_ADDRESS": head.address}
+            command = [sys.executable, "-c", HOLDS]
+            other = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+            stack.callback(other.kill)
+            assert other.stdout is not None
+            assert other.stdout.readline() == "holds a node\n"
+        settings = [f"execution.actors={actors}", f"execution.gpus_per_actor={share}"]
+        arguments = demo(tmp_path / "runs", 3, *settings)
+        result = head.run(sys.executable, str(LAUNCH), *arguments, timeout=300, RAY_ADDRESS=head.address)
     assert result.returncode == 0, result.stderr
-    assert "waiting for nodes: there is room for 0 of 2 actors" in result.stdout
-    assert "on 2 client actors (2 CPUs, 1 GPU)" in result.stdout
+    assert f"waiting for nodes: there is room for 0 of {actors} actors" in result.stdout
+    assert f"on {actors} client actor" in result.stdout
+    assert "1 GPU" in result.stdout
     assert models_sha256(tmp_path / "runs") == inline_sha256(3)
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,9 +72,21 @@ def test_a_run_with_a_folder_that_ray_does_not_take(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What an autoscaler was asked for."""
+    """How many bundles the cluster was asked for; 0: the demand was withdrawn."""
     calls: list[int] = []
-    monkeypatch.setattr(connection, "request_resources", lambda bundles: calls.append(len(bundles)))
+
+    class Group:
+        """A placement group for which there is room at once."""
+
+        def __init__(self, bundles: list[dict[str, float]]) -> None:
+            calls.append(len(bundles))
+
+        def wait(self, seconds: float) -> bool:
+            return True
+
+    monkeypatch.setattr(connection, "placement_group", Group)
+    monkeypatch.setattr(connection, "remove_placement_group", lambda group: calls.append(0))
+    monkeypatch.setattr(connection, "is_autoscaler_v2", lambda: False)
     return calls
 
 
@@ -86,14 +99,18 @@ def _room(monkeypatch: pytest.MonkeyPatch, *rooms: int) -> None:
     monkeypatch.setattr(connection, "this_cluster", now)
 
 
-@pytest.mark.parametrize(("actors", "wanted"), [("4", 4), ("auto", 1)])
+@pytest.mark.parametrize(
+    ("setting", "wanted"),
+    [("actors=4", 4), ("actors=3-64", 3), ("actors=auto", 1), ("clients_per_actor=3", 7)],
+)
 def test_a_run_waits_for_room_and_asks_an_autoscaler(
-    actors: str, wanted: int, monkeypatch: pytest.MonkeyPatch, asked: list[int]
+    setting: str, wanted: int, monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
-    _room(monkeypatch, 0, 0, wanted)
+    _room(monkeypatch, 0, 0, wanted)  # while the demand is met, it holds the room
     stop, said = threading.Event(), []
     monkeypatch.setattr(stop, "wait", lambda seconds: False)
-    await_room(load({}, [f"execution.actors={actors}", "execution.wait=60"]), said.append, stop)
+    config = load({}, ["partition.clients=20", f"execution.{setting}", "execution.wait=60"])
+    await_room(config, said.append, stop)
     assert asked == [wanted, 0]
     assert said == [f"waiting for nodes: there is room for 0 of {wanted} actors (at most 60 s)"]
 
@@ -146,6 +163,21 @@ def test_without_an_autoscaler_nobody_waits_long(
     await_room(load({}, ["execution.actors=4"]), lambda text: None, stop)
     assert (now[0] > 800) == autoscaler
     assert bool(asked) == autoscaler
+
+
+@pytest.mark.parametrize(("kind", "autoscaler"), [(_BY_HAND, False), ("worker", True)])
+def test_the_second_autoscaler_is_asked_itself(
+    kind: str, autoscaler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reports to nobody else."""
+    monkeypatch.setattr(connection, "is_autoscaler_v2", lambda: True)
+    monkeypatch.setattr(Path, "home", lambda: Path("/nowhere"))
+    monkeypatch.delenv("KUBERAY_GEN_RAY_START_CMD", raising=False)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:6379"))
+    nodes = [SimpleNamespace(ray_node_type_name=kind)]
+    status = SimpleNamespace(active_nodes=nodes, idle_nodes=[])
+    monkeypatch.setattr(connection, "get_cluster_status", lambda address: status)
+    assert connection._autoscales() == autoscaler
 
 
 @pytest.mark.parametrize("actors", ["2-64", "2", "auto"])

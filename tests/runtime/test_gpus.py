@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import yaml
 
 from rayfl.api import Result, run
@@ -92,6 +93,17 @@ def test_each_actor_goes_to_the_node_of_its_share() -> None:
     assert [each["num_gpus"] for each in options] == [0.5, 0.1, 0.5, 0.1, 0.1, 0.1, 0.5]
     packed = Placement(clients="pack").of_clients(5, 1, "auto")
     assert [each["num_gpus"] for each in packed] == [0.1, 0.1, 0.1, 0.1, 0.5]
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_an_actor_that_comes_to_another_node_gets_another_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    placement = Placement()
+    _, large, *_, anywhere = placement.of_clients(7, 1, "auto")
+    assert placement.again(large, "auto") == large
+    assert placement.again(anywhere, "auto") == anywhere
+    left = [each for each in ray.nodes() if each["NodeID"] == SMALL]
+    monkeypatch.setattr("ray.nodes", lambda: left)
+    assert placement.again(large, "auto") == {"num_cpus": 1, "num_gpus": 0.5}
 
 
 def test_the_driver_of_the_gpus_is_asked_and_may_not_be_there(

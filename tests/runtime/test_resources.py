@@ -205,3 +205,20 @@ def test_what_clients_of_each_method_keep_is_known_before(method: str):
     expected = {"solo": 1210, "lg_fedavg": 1210 - 170, "cfl": 1210, "sub_fedavg": 2 * 1210}
     expected |= {each: 1210 for each in METHODS if "scaffold" in each or "mtl" in each}
     assert kept_numbers(config, stages[0].federation, host) == expected.get(method, 0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "share", "room"),
+    [
+        (2, 0.4, 4),
+        (2, 0.6, 2),
+        (8, 0.3, 24),
+        (8, 0.35, 16),
+        (1, 0.1, 10),
+        (1.5, 0.5, 3),
+        (0.5, 0.5, 1),
+        (4, 2, 2),
+    ],
+)
+def test_a_fraction_of_a_gpu_is_taken_from_one_gpu(gpus: float, share: float, room: int) -> None:
+    assert Node(100, gpus).room(1, share) == room

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfl.errors import ConfigError
-from rayfl.study.claims import Statement, Term, judge, overall, parse
+from rayfl.study.claims import Statement, Term, judge, overall, parse, point_of
 from rayfl.study.tables import unit_of
 
 LABELS = ("FedAvg", "PACFL", "PACFL, 2 clusters", "A-B.c")
@@ -209,3 +209,10 @@ def test_mistakes_in_a_claim_are_named() -> None:
         parse("FedAvg .accuracy_mean > 0", ["FedAvg"], {})
     with pytest.raises(ConfigError, match=r"partition.alpha is named twice"):
         parse("A[alpha=0.3,alpha=3].accuracy_mean > 0", ["A"], {"partition.alpha": ["0.3", "3"]})
+
+
+def test_a_point_of_this_name_comes_before_one_of_the_same_number() -> None:
+    axes = {"version": ["1.1", "1.10"]}
+    for value in axes["version"]:
+        assert point_of("version", value, axes, lambda what, remedy: ConfigError("x", what, remedy)) == value
+    assert point_of("version", "1.100", axes, lambda what, remedy: ConfigError("x", what, remedy)) == "1.1"

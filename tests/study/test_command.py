@@ -238,6 +238,11 @@ def test_a_part_of_a_study_has_a_folder_of_its_own() -> None:
 
     assert part(size="smoke", only=["FedAvg"], seeds="0-9") == Path("studies/typed-smoke-FedAvg-seeds0-9")
     assert part(settings=["rounds=3", "output.root=/tmp/x"]) == Path("studies/typed-rounds=3")
+    named = {"A|B": {"algorithm": "fedavg"}, "A B": {"algorithm": "fedavg", "rounds": 2}}
+    folders = [
+        folder_of(take({**values, "methods": named, "claims": []}, Path(), only=[each])) for each in named
+    ]
+    assert folders[0] != folders[1] == Path("studies/typed-A_B")
     long = [part(settings=[f"data.path={'x' * 300}{end}"]) for end in "ab"]
     assert long[0] != long[1]
     assert len(long[0].name) <= 120

@@ -24,6 +24,7 @@ from rayfl.errors import ClientError, ConfigError, RayflError
 from rayfl.events import RoundDone
 from rayfl.report.methods import accuracies, averaged
 from rayfl.rundir import RunDirectory
+from rayfl.runtime.resources import Node
 from rayfl.servers import testing
 from rayfl.servers.driver import Driver
 from rayfl.statistics import mean_interval
@@ -880,21 +881,23 @@ def test_seeds_and_overrides_come_from_the_command_line_too(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("runs", "cpus", "nodes", "jobs", "execution", "expected"),
+    ("runs", "cpus", "jobs", "execution", "expected"),
     [
-        (18, 2, 1, None, {}, (2, 0)),
-        (1, 2, 1, None, {}, (1, 2)),
-        (3, 16, 1, None, {}, (3, 5)),
-        (18, 16, 3, None, {}, (16, 1)),
-        (18, 2, 1, 1, {}, (1, 2)),
-        (18, 8, 1, None, {"actors": 4}, (2, 4)),
-        (18, 8, 1, None, {"backend": "inline"}, (8, 0)),
+        (18, [2], None, {}, (2, 0)),
+        (1, [2], None, {}, (1, 2)),
+        (3, [16], None, {}, (3, 5)),
+        (18, [8, 4, 4], None, {}, (16, 1)),
+        (18, [2], 1, {}, (1, 2)),
+        (18, [8], None, {"actors": 4}, (2, 4)),
+        (18, [8], None, {"backend": "inline"}, (8, 0)),
+        (1, [8, 8], None, {"cpus_per_actor": 3}, (1, 4)),  # an actor does not extend over nodes
     ],
 )
 def test_how_runs_share_a_machine(
-    runs: int, cpus: float, nodes: int, jobs: int | None, execution: dict[str, Any], expected: tuple[int, int]
+    runs: int, cpus: list[float], jobs: int | None, execution: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    found = allocate(runs, rayfl.load({"execution": execution}), nodes, cpus, 0, jobs)
+    nodes = [Node(each, 0.0) for each in cpus]
+    found = allocate(runs, rayfl.load({"execution": execution}), nodes, jobs)
     assert (found.jobs, found.actors) == expected
 
 

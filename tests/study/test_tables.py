@@ -26,7 +26,7 @@ WILD = TextTable(
 
 def test_markdown_has_a_line_a_row_and_keeps_bars_in_cells() -> None:
     lines = WILD.markdown().splitlines()
-    assert lines[2:4] == [r"| [a] {x}^2 # $5 | ~ 3 +- 1 |", r"| *b\|c\d | two lines &lt;b> |"]
+    assert lines[2:4] == [r"| [a] {x}^2 # $5 | ~ 3 +- 1 |", r"| \*b\|c\d | two lines &lt;b> |"]
 
 
 def test_latex_escapes_what_means_something_to_it() -> None:
@@ -49,6 +49,17 @@ def test_means_of_counts_have_a_digit_more_than_counts() -> None:
     assert cell(mean_interval([2, 3, 3]), "rounds_to_80") == "2.7 ± 1.4"
     assert cell(mean_interval([3, 3, 3]), "rounds_to_80") == "3"
     assert cell(mean_interval([1, 2]), "clusters", 3) == "1.5 ± 6.4 (2 of 3)"
+
+
+def test_markdown_shows_every_character_of_names() -> None:
+    names = ("_base_", "*A*", "__init__", "`a`", "Fed_Avg", "a*b", "2 * 3", "<b>x</b>")
+    table = TextTable(("method",), tuple((name,) for name in names), caption="Differences to _base_ <b>x</b>")
+    *rows, _, caption = table.markdown().splitlines()
+    shown = [re.sub(r"\\(.)", r"\1", row[2:-2]).replace("&lt;", "<") for row in rows[2:]]
+    assert shown == list(names)
+    assert rows[2:7] == [r"| \_base\_ |", r"| \*A\* |", r"| \_\_init\_\_ |", r"| \`a\` |", "| Fed_Avg |"]
+    assert rows[8] == "| 2 * 3 |"
+    assert caption == r"Differences to \_base\_ &lt;b>x&lt;/b>"
 
 
 def test_groups_have_a_title_with_their_unit() -> None:
