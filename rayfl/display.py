@@ -210,19 +210,19 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
         summaries: of the runs.
         width: of the terminal, see :func:`fitted`.
     """
+    accurate = any(s["accuracy_mean"] is not None for s in summaries)
     measures = {name: text for s in summaries for name, text in s.get("measures", {}).items()}
     more = {
         **_EXTRA_COLUMNS,
         **{f"{name}_mean": (name, f"{text}, mean over clients") for name, text in measures.items()},
         **{
             key.replace("accuracy", name): (f"{name}, {heading}", "")
-            for name in measures
+            for name in measures or ([] if accurate else ["loss"])
             for key, (heading, _) in _EXTRA_COLUMNS.items()
             if "accuracy" in key
         },
     }
     extra = {key: text for key, text in more.items() if any(s.get(key) is not None for s in summaries)}
-    accurate = any(s["accuracy_mean"] is not None for s in summaries)
     what = (
         "mean, worst 10 %, variance: of the clients' accuracies in % after the last round"
         if accurate

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rayfl.data.own import as_arrays
-from rayfl.errors import DataError
+from rayfl.errors import DataError, type_of
 from rayfl.given import keep
 from rayfl.plugins import target_of
 
@@ -26,12 +26,15 @@ def dataset_of(thing: object) -> dict[str, Any] | None:
     Raises:
         DataError: if it is nothing of the kind.
     """
-    if callable(thing) and not hasattr(thing, "__getitem__"):
+    if isinstance(thing, type) or (callable(thing) and not hasattr(thing, "__getitem__")):
         return {"name": "python", "target": target_of(thing)}
     if isinstance(thing, Mapping) and not _ARRAY_NAMES & set(thing):
         return None  # these are settings
     if not (isinstance(thing, (Mapping, tuple, list)) or hasattr(thing, "__getitem__")):
         return None
+    if hasattr(thing, "columns"):
+        remedy = "write it to a file, and give data={'name': 'table', 'path': FILE, 'label': COLUMN}"
+        raise DataError(f"data: is {type_of(thing)}; {remedy}")
     arrays, layout = as_arrays(thing, "data")
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]

@@ -201,7 +201,7 @@ class Comparison:
             *((f"{name}_mean", name, _significant) for name in self.measures),
             *(
                 (f"{test}{name}_mean", f"{name}, {where}", _significant)
-                for name in self.measures
+                for name in dict.fromkeys(name for run in self.files for name in run.described)
                 for test, where in {**TESTS_IN_ROUNDS, **TESTS_AT_THE_END}.items()
             ),
             *([] if self._has_results else [("loss_mean", "test loss", _significant)]),

@@ -162,8 +162,17 @@ class RunFiles:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What tests measure, by name: accuracy, and the measures of the loss."""
-        return ("accuracy", *self.measures)
+        """What tests measure, by name: accuracy, and :attr:`described`."""
+        return ("accuracy", *self.described)
+
+    @property
+    def described(self) -> Mapping[str, str]:
+        """What tests measure besides accuracy, and what that is: the measures of the loss, or the loss itself
+        if there is nothing else.
+        """
+        if not self.measures and "loss_last" in self.clients:
+            return {"loss": "test loss"}
+        return self.measures
 
     @property
     def planned(self) -> int | None:

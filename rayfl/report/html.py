@@ -222,7 +222,7 @@ def _results_table(run: RunFiles, headline: Mapping[str, Value]) -> Table:
         ),
         *(
             [f"{name}, {where}", number(headline[f"{test}{name}_mean"], 3), ""]
-            for name in run.measures
+            for name in run.described
             for test, where in {**TESTS_IN_ROUNDS, **TESTS_AT_THE_END}.items()
         ),
         ["Test loss, mean over clients", number(headline["loss_mean"], 4), ""],
@@ -252,7 +252,7 @@ def _test_sizes(run: RunFiles) -> str:
 def metrics_of(run: RunFiles) -> list[Metric]:
     """The columns of a run's ``rounds.csv`` that are drawn: :data:`METRICS`, and its loss's measures."""
     metrics = {metric.column: metric for metric in METRICS}
-    for name, about in run.measures.items():
+    for name, about in run.described.items():
         for test, where in {"": "", **TESTS_IN_ROUNDS}.items():
             column, label = f"{test}{name}_mean", f"{about}{where and f', {where}'}, mean over clients"
             metrics.setdefault(column, Metric(column, label, "number:4"))
@@ -448,7 +448,7 @@ def client_columns(run: RunFiles) -> dict[str, list[Any]]:
         if column in ("best_round", "local_round"):
             values = np.where(values < 0, np.nan, values + 1)
         columns[column] = significant(values)
-    absent, results = run.absent_at_end.tolist(), tuple(f"{name}_last" for name in run.measures)
+    absent, results = run.absent_at_end.tolist(), tuple(f"{name}_last" for name in run.described)
     for column in columns:
         if "accuracy" in column or column.startswith(("perplexity", "best", *results)):
             columns[column] = [None if left else v for v, left in zip(columns[column], absent, strict=True)]
@@ -461,7 +461,7 @@ def result_of_clients(runs: Sequence[RunFiles]) -> Metric | None:
     """The main result of single clients: their accuracy, else the first measure of the loss; None if the
     clients of no run have one.
     """
-    about = {name: text for run in runs for name, text in run.measures.items()}
+    about = {name: text for run in runs for name, text in run.described.items()}
     metrics = [
         Metric("accuracy_last", "last test accuracy of the client (%)", "percent:1"),
         *(Metric(f"{name}_last", f"last {text} of the client", "number:3") for name, text in about.items()),
@@ -494,8 +494,8 @@ def _clients(run: RunFiles, columns: Mapping[str, list[Any]]) -> Section | None:
     if late.any():
         note += f" Those that joined after the last round ({int(late.sum()):,}) are in the table only."
     titles = {name: (title, format) for name, title, format in CLIENT_COLUMNS}
-    titles |= {f"{name}_last": (f"{name}, last", "number:3") for name in run.measures}
-    for name in run.measures:
+    titles |= {f"{name}_last": (f"{name}, last", "number:3") for name in run.described}
+    for name in run.described:
         titles |= {
             f"{test}{name}_last": (f"{name}, {where}", "number:3") for test, where in TESTS_IN_ROUNDS.items()
         }

@@ -48,6 +48,7 @@ function size(value) {
 }
 
 function duration(value) {
+  if (value < 0) return `-${duration(-value)}`;
   if (value < 59.95) return `${digits(value, value < 0.995 ? 2 : 1)} s`;
   const two = (n) => String(n).padStart(2, "0"), seconds = Math.round(value), minutes = Math.round(value / 60);
   if (Math.floor(seconds / 60) < 60) return `${Math.floor(seconds / 60)} min ${two(seconds % 60)} s`;

@@ -150,7 +150,7 @@ class Records:
         self.measured: Mapping[str, NDArray[np.float64]] = {
             f"{protocols.prefix(on)}{name}": np.full(clients, np.nan)
             for on in self.on
-            for name in self.loss.measures
+            for name in self._result_names
         }
         """The measures of the loss in each client's last test ``(N,)``, on all data that it is tested on."""
         self.last_on: Mapping[TestedOn, NDArray[np.float64]] = {
@@ -290,8 +290,21 @@ class Records:
         ``(N,)``; NaN for the others.
         """
         sizes, unknown = self.federation.predictions[who], np.full(self.federation.clients, np.nan)
-        results = {"accuracy": self._accuracy(score, sizes), **self.loss.measured(score.sums, sizes)}
+        results = {"accuracy": self._accuracy(score, sizes), **self._measured(score, sizes)}
         return {name: _updated(unknown, who, values) for name, values in results.items()}
+
+    @property
+    def _result_names(self) -> Sequence[str]:
+        """What is measured of each client besides accuracy: the measures of the loss, else the loss itself if
+        there is no accuracy.
+        """
+        return [*self.loss.measures] or ([] if self.loss.accurate else ["loss"])
+
+    def _measured(self, score: Score, sizes: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        """:attr:`_result_names` of clients, each ``(n,)``; NaN for clients without samples."""
+        if self._result_names == ["loss"]:
+            return {"loss": score.losses / np.where(sizes > 0, sizes, np.nan)}
+        return self.loss.measured(score.sums, sizes)
 
     def trained(self, round: int, who: NDArray[np.int64], scores: Scores) -> None:
         """Record that clients ``who`` ``(n,)`` trained in a round, and the tests of their models before
@@ -382,9 +395,7 @@ class Records:
         measured = {
             f"{protocols.prefix(on)}{name}": values
             for on, score in scores.items()
-            for name, values in self.loss.measured(
-                score.sums, self.federation.predictions_on(on)[who]
-            ).items()
+            for name, values in self._measured(score, self.federation.predictions_on(on)[who]).items()
         }
         self.measured = {name: _updated(last, who, measured[name]) for name, last in self.measured.items()}
         metrics = self._metrics("served", who, scores, weights)
@@ -614,7 +625,7 @@ class Records:
                 sizes, prefix = self.federation.predictions_on(on), protocols.prefix(on, "local")
                 results = {
                     "accuracy": self._accuracy(score, sizes),
-                    **self.loss.measured(score.sums, sizes),
+                    **self._measured(score, sizes),
                 }
                 for name, values in results.items():
                     columns[f"{prefix}{name}_last"] = np.where(trained, values, np.nan)

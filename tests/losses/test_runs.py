@@ -19,6 +19,7 @@ from torch import nn
 import rayfl
 from rayfl.display import Display, closing
 from rayfl.errors import ConfigError, DataError
+from rayfl.losses import Loss
 from rayfl.models import ModelSpec
 from rayfl.random import orders
 from rayfl.report.compare import Comparison
@@ -345,6 +346,44 @@ def test_a_regression_shows_what_every_protocol_measures(tmp_path: Path) -> None
     console = Console(width=400, record=True, file=io.StringIO())
     console.print(closing([summary]))
     assert "rmse, newcomers, fine-tuned" in console.export_text()
+
+
+class Absolute(Loss):
+    """Has no accuracy, and measures nothing else."""
+
+    name: Literal["absolute"] = "absolute"
+    numeric: ClassVar[bool] = True
+    accurate: ClassVar[bool] = False
+
+    def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).abs().mean(1)
+
+
+def test_a_loss_that_measures_nothing_else_is_told_of_every_client(
+    forgotten_parts: None, tmp_path: Path
+) -> None:
+    given = settings(tmp_path, "mse")
+    given["output"] |= {"report": True}
+    tests = {"common": True, "local": True, "finetune_epochs": 1}
+    join = {"name": "join", "round": given["rounds"], "clients": 1}
+    result = rayfl.run({**given, "evaluation": tests, "events": [join]}, loss=Absolute())
+    clients, summary = result.clients, result.summary
+    columns = {
+        "loss_mean": "loss_last",
+        "common_loss_mean": "common_loss_last",
+        "local_loss_mean": "local_loss_last",
+        "finetuned_loss_mean": "loss_finetuned",
+        "newcomers_loss_mean": "newcomers_loss",
+        "newcomers_finetuned_loss_mean": "newcomers_finetuned_loss",
+    }
+    for name, column in columns.items():
+        assert summary[name] == pytest.approx(clients[column].mean(), rel=1e-6), name
+    page = (result.path / "report.html").read_text()
+    assert {"loss, last", "loss, local models", "loss, newcomers"} <= set(header_of(page, "client"))
+    assert "loss, fine-tuned" in page
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(closing([summary]))
+    assert "loss, fine-tuned" in console.export_text()
 
 
 @pytest.mark.parametrize(
