@@ -94,6 +94,11 @@ class Hierarchy(Section):
             raise ValueError("give 'all', 'none', a number of layers or their names, not true or false")
         return (value,) if isinstance(value, str) and value not in ("none", "all") else value
 
+    @property
+    def averages(self) -> bool:
+        """Whether the global server averages anything: common layers, or the edges of a cluster."""
+        return self.common_layers not in ("none", 0) or self.edges != 1
+
     def place(self, clients: int, seed: int, names: Sequence[str] | None = None) -> NDArray[np.int64]:
         """The edge of each client ``(N,)``; if drawn, sizes differ by at most one client.
 

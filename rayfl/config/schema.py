@@ -506,6 +506,9 @@ class Config(Section):
         for place, event in enumerate(self.events):
             if isinstance(event, Outage) and "hierarchy" not in self.algorithm.takes:
                 raise self._unused_setting_error(f"events.{place}", "hierarchy")
+            if isinstance(event, Outage) and not self.hierarchy.averages:
+                what = "an outage changes nothing where the global server averages nothing"
+                raise ConfigError(f"events.{place}", what, "set hierarchy.common_layers or hierarchy.edges")
         return self
 
     def _unused_setting_error(self, where: str, section: str) -> ConfigError:

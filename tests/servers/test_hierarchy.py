@@ -378,6 +378,14 @@ def test_a_file_of_edges_is_read_by_client(tmp_path: Path) -> None:
             },
             "events.0: would do nothing with fedavg; ",
         ),
+        (
+            {
+                "algorithm": "pacfl",
+                "hierarchy": {},
+                "events": [{"name": "outage", "round": 1, "servers": [0]}],
+            },
+            "events.0: an outage changes nothing where the global server averages nothing; set hierarchy.common_",
+        ),
     ],
 )
 def test_edges_that_do_not_fit(change: dict[str, Any], message: str, cloud: dict[str, Any]) -> None:
