@@ -384,7 +384,7 @@ def test_a_file_of_edges_is_read_by_client(tmp_path: Path) -> None:
                 "hierarchy": {},
                 "events": [{"name": "outage", "round": 1, "servers": [0]}],
             },
-            "events.0: an outage changes nothing where the global server averages nothing; set hierarchy.common_",
+            "events.0: an outage changes nothing where the global server averages nothing; set hierarchy.com",
         ),
     ],
 )
