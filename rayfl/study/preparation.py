@@ -12,6 +12,7 @@ from typing import Any
 
 from rayfl.config.reading import bring_plugins
 from rayfl.errors import ConfigError, DataError
+from rayfl.evaluation import protocols
 from rayfl.study import claims as claim_rules
 from rayfl.study import searching, tables, tuning
 from rayfl.study.claims import Judgement, Statement
@@ -108,10 +109,11 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
     tuning.check_metric(study)
     _check_axes(study, runs)
     _check_methods(study, runs)
+    study = _with_measured_columns(study, runs)
     prepared = Prepared(study, statements, candidates, runs)
     for each in prepared.named:
         if each.where == "report.columns" and "columns" not in study.report.model_fields_set:
-            continue  # the default columns; a loss may have no accuracy
+            continue  # the default columns; some losses may have no accuracy
         configs = [run.config for run in runs if each.method in (None, run.method)]
         check_column(each.column, each.where, configs, each.method)
     _check_percentages(study)
@@ -124,6 +126,16 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
                 check(c)
             checked.add(parts)
     return prepared
+
+
+def _with_measured_columns(study: StudyFile, runs: Sequence[PlannedRun]) -> StudyFile:
+    """The study with what its losses measure in place of the default columns, if no run has accuracies."""
+    losses = {repr(run.config.loss): run.config.loss for run in runs}.values()
+    if "columns" in study.report.model_fields_set or any(loss.accurate for loss in losses):
+        return study
+    measures = [name for loss in losses for name in protocols.measures_of(loss)]
+    columns = (*(dict.fromkeys(measures) or ["loss_mean"]), "bytes_up")
+    return study.model_copy(update={"report": study.report.model_copy(update={"columns": columns})})
 
 
 def _check_percentages(study: StudyFile) -> None:

@@ -1199,8 +1199,19 @@ def test_errors_and_costs_rank_the_least_first() -> None:
     for direction, columns in expected.items():
         assert {column: better(column) for column in columns} == dict.fromkeys(columns, direction)
     unknown = {name for names in expected.values() for name in names} - known_numbers()
-    assert unknown <= {"rmse_mean_best_test", "local_common_round_best_test"}, unknown
+    assert unknown <= {"local_common_round_best_test"}, unknown
     assert better("rounds_to_80") == "less"
+
+
+def test_a_regression_has_the_columns_of_its_measures(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.ones((60, 3)), y=np.arange(60.0))
+    data = {"data": {"name": "npz", "path": str(tmp_path / "d.npz"), "test_fraction": 0.2}, "loss": "mse"}
+    values = {k: v for k, v in SMALL.items() if k in ("name", "methods", "seeds")}
+    settings = {**data, "partition": {"name": "iid", "clients": 3}, "model": "linear", "rounds": 1}
+    study = prepare(take({**values, "settings": settings}, tmp_path)).study
+    assert study.report.names == ("rmse_mean", "mae_mean", "r2_mean", "bytes_up")
+    named = {**values, "settings": settings, "report": {"columns": ["loss_mean"]}}
+    assert prepare(take(named, tmp_path)).study.report.names == ("loss_mean",)
 
 
 def test_runs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:
