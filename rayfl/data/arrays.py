@@ -161,7 +161,7 @@ def as_labels(y: NDArray[np.generic], count: int, where: str) -> NDArray[np.int6
     if least < 0 or most > np.iinfo(np.int32).max:
         wrong = least if least < 0 else most
         floats = (
-            "; store numbers to predict as floats: y.astype(float)"
+            "; numbers to predict are floats: y.astype(float)"
             if where.endswith(("y_train", "y_test"))
             else ""
         )

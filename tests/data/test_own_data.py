@@ -540,7 +540,8 @@ def test_the_command_line_says_a_line_and_ends_with_2(
         cli.main()
     assert left.value.code == 2
     error = capsys.readouterr().err
-    assert error == f"error: {path}:load: y_train holds -1; labels and domains count from 0\n"
+    line = "labels and domains count from 0; numbers to predict are floats: y.astype(float)"
+    assert error == f"error: {path}:load: y_train holds -1; {line}\n"
     assert not list((tmp_path / "r").glob("*"))
 
 
