@@ -20,7 +20,6 @@ from rich.text import Text
 
 from rayfl.errors import repeats
 from rayfl.events import Begun, BlockDone, Clustered, Finished, Note, RoundDone, RunEvent, Stopped
-from rayfl.rundir import RunDirectory
 from rayfl.units import UNKNOWN, counted, duration, number, percent, size
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class Display:
         if kind is None or self._path is None or repeats(error):
             return
         if (self._path / "checkpoints").is_dir():
-            self._print_to_stderr(f"resume with: {RunDirectory(self._path).resume}")
+            self._print_to_stderr(f"resume with: {_resume_command(self._path)}")
 
     def close(self) -> None:
         """Remove the progress bar."""
@@ -176,7 +175,7 @@ class Display:
     def _show_stopped(self, event: Stopped) -> None:
         self.close()
         self._path = None
-        how = "" if event.repeats else f"; resume with: {RunDirectory(event.path).resume}"
+        how = "" if event.repeats else f"; resume with: {_resume_command(event.path)}"
         text = f"stopped after {counted(event.rounds, 'complete round')}{how}"
         if self._output_closed:
             self._print_to_stderr(text)
@@ -433,6 +432,12 @@ def _accuracies(summary: Mapping[str, Any]) -> tuple[str, str, str]:
     error = "" if summary.get("accuracy_se") is None else f" ± {summary['accuracy_se']:.1f}"
     worst, variance = (number(summary[name], 1) for name in ("accuracy_worst10", "accuracy_var"))
     return number(summary["accuracy_mean"], 1) + error, worst, variance
+
+
+def _resume_command(path: Path) -> str:
+    from rayfl.rundir import RunDirectory  # deferred: --help should not take its time
+
+    return RunDirectory(path).resume
 
 
 _EXTRA_COLUMNS = {
