@@ -415,7 +415,7 @@ def await_room(config: Config, say: Callable[[str], None], stop: threading.Event
             if demand.met():
                 demand.withdraw()  # it holds the room that the actors are going to take
             else:
-                demand.raise_()
+                demand.ask()
             stop.wait(1.0)
     if room < wanted and not stop.is_set():
         cluster = Available(tuple(nodes.whole(e.gpus_per_actor).values()), 0.0)
@@ -456,7 +456,7 @@ class _Demand:
     def __exit__(self, *_: object) -> None:
         self.withdraw()
 
-    def raise_(self) -> None:
+    def ask(self) -> None:
         """Ask, unless this has been done."""
         if self._group is None:
             self._group = placement_group(self._bundles)
