@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from rayfl.report.charts import Colour, Metric, box, versus
-from rayfl.report.files import RunFiles, numbers
+from rayfl.report.charts import Colour, Line, Metric, box, pareto, versus
+from rayfl.report.files import RunFiles, described_in, numbers, smaller_is_better
 from rayfl.report.html import client_columns, map_section, result_of_clients, results_of
 from rayfl.report.page import Chart, Column, Data, Section, Table, significant
+from rayfl.statistics import Interval
 
 TABLE = "clients"
 """The name of the columns in the page's data."""
@@ -21,6 +22,28 @@ MOST_ROWS = 10_000
 
 MOST_METHODS = 28
 """The largest number of methods in the table."""
+
+
+class Methods(Protocol):
+    """The runs of several methods; those of one method differ only in the seed."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the methods, all different, in the order in which they are drawn."""
+        ...
+
+    @property
+    def comparable(self) -> bool:
+        """Whether all methods have the same clients with the same data, so that one result may be better."""
+        ...
+
+    def runs(self, name: str) -> Iterable[RunFiles]:
+        """The runs of a method that are finished."""
+        ...
+
+    def interval(self, name: str, column: str) -> Interval:
+        """Mean and interval of a number of the summary over the runs of a method."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -34,6 +57,41 @@ class Block:
 
     place: Mapping[str, str]
     runs: Mapping[str, RunFiles]
+
+
+def trade_off(methods: Methods, where: str = "") -> tuple[str, Chart] | None:
+    """The main result against the bytes sent, a point for each method.
+
+    Args:
+        methods: what is drawn.
+        where: is added to the description for screen readers.
+
+    Returns:
+        The name of the result, and the chart; None if fewer than two methods have a result.
+    """
+    about = described_in(run for name in methods.names for run in methods.runs(name))
+    candidates = {"accuracy": ("test accuracy, mean over clients (%)", "percent:1")}
+    candidates |= {name: (f"{text}, mean over clients", "number:4") for name, text in about.items()}
+    for result, (label, form) in candidates.items():
+        lines = []
+        for place, name in enumerate(methods.names):
+            of_result, up, down = (
+                methods.interval(name, column) for column in (f"{result}_mean", "bytes_up", "bytes_down")
+            )
+            if of_result.n and up.n and down.n:
+                low, high = (of_result.low, of_result.high) if of_result.bounded else (None, None)
+                sent = round(up.mean + down.mean)
+                values = {"result": of_result.mean, "low": low, "high": high, "bytes": sent}
+                columns = {column: [value] for column, value in values.items()}
+                lines.append(Line(name, columns, place=place))
+        if len(lines) > 1:
+            smaller = smaller_is_better(result)
+            ranked = methods.comparable and smaller is not None
+            alt = ", ".join(filter(None, (f"{result.capitalize()} against bytes sent", where)))
+            x = Metric("bytes", "bytes sent, up and down", "size")
+            y = Metric("result", label, form, "low", "high")
+            return result, pareto(lines, x, y, alt, ranked=ranked, smaller=bool(smaller))
+    return None
 
 
 def clients_section(

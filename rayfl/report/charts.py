@@ -485,17 +485,17 @@ def _overlap(box: tuple[float, float, float, float], other: tuple[float, float, 
 
 
 def pareto(
-    lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 380, ranked: bool = True
+    lines: Sequence[Line], x: Metric, y: Metric, alt: str, *, ranked: bool = True, smaller: bool = False
 ) -> Chart:
     """A point for each line's last row, with intervals on both axes; a line joins the Pareto front.
 
     Args:
-        lines: methods, each with the columns of ``x`` and ``y``, and of their intervals; a smaller ``x`` and
-            a larger ``y`` are better.
+        lines: methods, each with the columns of ``x`` and ``y``, and of their intervals; a smaller ``x`` is
+            better.
         x, y: the axes.
         alt: a description for screen readers.
-        height: CSS pixels.
         ranked: whether the points can be compared; without it there is no front.
+        smaller: whether a smaller ``y`` is better, too, not a larger one.
     """
     tip = [[m.label, m.column, m.format] for m in (y, x)]
     places = _label_sides(
@@ -536,7 +536,7 @@ def pareto(
     last = [{name: [values[-1]] for name, values in line.columns.items() if len(values)} for line in lines]
     caption = ""
     front = pareto_front(
-        [(row[x.column][0], row[y.column][0]) for row in last if {x.column, y.column} <= set(row)]
+        [(row[x.column][0], row[y.column][0]) for row in last if {x.column, y.column} <= set(row)], smaller
     )
     if ranked and len(front) > 1:
         series.append(
@@ -565,19 +565,25 @@ def pareto(
             "caption": caption,
         },
         alt,
-        height,
+        380,
         legend=[line.name for line in lines],
         name="pareto",
     )
 
 
-def pareto_front(points: Sequence[tuple[Any, Any]]) -> list[list[float]]:
-    """The Pareto front: the points for which no other has a smaller first and a larger second coordinate."""
-    ordered = sorted((x, -y) for x, y in points if x is not None and y is not None)
+def pareto_front(points: Sequence[tuple[Any, Any]], smaller: bool = False) -> list[list[float]]:
+    """The Pareto front: the points for which no other has a smaller first and a larger second coordinate.
+
+    Args:
+        points: pairs of coordinates; those without one are left out.
+        smaller: whether a smaller second coordinate is better, not a larger one.
+    """
+    sign = 1 if smaller else -1
+    ordered = sorted((x, sign * y) for x, y in points if x is not None and y is not None)
     front: list[list[float]] = []
     for x, y in ordered:
-        if not front or -y > front[-1][1]:
-            front.append([x, -y])
+        if not front or y < sign * front[-1][1]:
+            front.append([x, sign * y])
     return front
 
 

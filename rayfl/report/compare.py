@@ -9,7 +9,7 @@ import html
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,8 @@ import pandas as pd
 
 from rayfl import files
 from rayfl.errors import ArgumentError
-from rayfl.report.across import TABLE, Block, boxes_of_clients, clients_section, maps_of_clients
-from rayfl.report.charts import Line, Metric, curves, pareto
+from rayfl.report.across import TABLE, Block, boxes_of_clients, clients_section, maps_of_clients, trade_off
+from rayfl.report.charts import Line, Metric, curves
 from rayfl.report.files import TESTS_AT_THE_END, TESTS_IN_ROUNDS, RunFiles
 from rayfl.report.html import (
     MOST_GROUPS,
@@ -288,7 +288,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Groups:
-    """The groups of a comparison, as :class:`~rayfl.report.methods.Methods`."""
+    """The groups of a comparison, as :class:`~rayfl.report.across.Methods`."""
 
     comparison: Comparison
 
@@ -302,13 +302,9 @@ class _Groups:
         """Whether accuracies can be compared."""
         return not self.comparison.differences
 
-    def rounds(self, name: str) -> Iterator[pd.DataFrame]:
-        """``rounds.csv`` of each run of a group."""
-        return (run.rounds for run in self._group(name).runs)
-
-    def clients(self, name: str) -> Iterator[pd.DataFrame]:
-        """``clients.csv`` of each run of a group."""
-        return (run.clients for run in self._group(name).runs)
+    def runs(self, name: str) -> tuple[RunFiles, ...]:
+        """The runs of a group."""
+        return self._group(name).runs
 
     def interval(self, name: str, column: str) -> Interval:
         """Mean and interval of a number over the runs of a group."""
@@ -536,20 +532,12 @@ def _over_rounds(lines: Sequence[Line]) -> Section | None:
 
 
 def _trade_off(comparison: Comparison) -> Section | None:
-    lines = []
-    for place, group in enumerate(comparison.groups):
-        accuracy, up, down = (group.interval(c) for c in ("accuracy_mean", "bytes_up", "bytes_down"))
-        if not (accuracy.n and up.n and down.n):
-            continue
-        low, high = (accuracy.low, accuracy.high) if accuracy.bounded else (None, None)
-        values = {"accuracy": accuracy.mean, "low": low, "high": high, "bytes": round(up.mean + down.mean)}
-        lines.append(Line(group.name, {name: [value] for name, value in values.items()}, place=place))
-    if len(lines) < 2:
+    drawn = trade_off(_Groups(comparison))
+    if drawn is None:
         return None
-    y = Metric("accuracy", "test accuracy, mean over clients (%)", "percent:1", "low", "high")
-    x, ranked = Metric("bytes", "bytes sent, up and down", "size"), not comparison.differences
-    chart = pareto(lines, x, y, "Accuracy against bytes sent", ranked=ranked)
-    return Section("Accuracy against bytes", "At the last evaluation; bytes of the whole run.", [chart])
+    result, chart = drawn
+    title = f"{result.capitalize()} against bytes"
+    return Section(title, "At the last evaluation; bytes of the whole run.", [chart])
 
 
 def _clients(comparison: Comparison) -> tuple[Section | None, dict[str, list[Any]]]:

@@ -86,6 +86,28 @@ def picture(draw: Draw, width: float = 8.6, height: float = 3.3) -> Picture:
     return figure
 
 
+def result_over_rounds(evaluated: pd.DataFrame, column: str, about: str) -> Draw:
+    """A result of the tests, the mean over clients.
+
+    Args:
+        evaluated: the rounds with tests, with ``round`` and the column.
+        column: with the means.
+        about: what they are.
+    """
+
+    def draw(axes: Any, theme: Theme) -> None:
+        colour = theme.series[0]
+        tested = evaluated[evaluated[column].notna()]
+        axes.plot(
+            tested["round"], tested[column], color=colour, label="mean over clients", **_marker_style(tested)
+        )
+        _draw_estimates(axes, evaluated, column, colour, "estimate from a few clients")
+        axes.legend(loc="best")
+        _label_axes(axes, about)
+
+    return draw
+
+
 def accuracy_over_rounds(evaluated: pd.DataFrame) -> Draw:
     """The mean over clients, in a band from the worst to the best 10 % of them, in percent."""
 
@@ -139,21 +161,44 @@ def accuracy_histogram(percent: NDArray[np.float64]) -> Draw:
 
     def draw(axes: Any, theme: Theme) -> None:
         tested = percent[~np.isnan(percent)]
-        axes.hist(tested, bins=np.arange(0, 101, 5), color=theme.series[0], rwidth=0.9)
-        axes.margins(y=0.15)  # room for the text above the bars
-        axes.axvline(tested.mean(), color=theme.ink, linewidth=1)
-        left = tested.mean() > 50
-        axes.annotate(
-            f"mean {tested.mean():.1f} %", (tested.mean(), 0.98), xycoords=("data", "axes fraction"),
-            xytext=(-5 if left else 5, 0), textcoords="offset points",
-            ha="right" if left else "left", va="top",
-        )  # fmt: skip
+        _draw_histogram(axes, theme, tested, np.arange(0, 101, 5), f"{tested.mean():.1f} %")
         axes.set_xlim(0, 100)
         axes.set_xlabel("last test accuracy of the client (%)")
-        axes.set_ylabel("clients")
-        axes.yaxis.set_major_locator(_integer_ticks())
 
     return draw
+
+
+def histogram(values: NDArray[np.float64], about: str) -> Draw:
+    """Histogram of results of clients ``(N,)``, NaN for those without; the line is their mean.
+
+    Args:
+        values: of the clients.
+        about: what they are.
+    """
+
+    def draw(axes: Any, theme: Theme) -> None:
+        finite = values[np.isfinite(values)]
+        bins = np.histogram_bin_edges(finite, min(20, max(5, len(finite) // 5)))
+        _draw_histogram(axes, theme, finite, bins, f"{finite.mean():.4g}")
+        axes.set_xlabel(about)
+
+    return draw
+
+
+def _draw_histogram(
+    axes: Any, theme: Theme, values: NDArray[np.float64], bins: NDArray[Any], mean: str
+) -> None:
+    axes.hist(values, bins=bins, color=theme.series[0], rwidth=0.9)
+    axes.margins(y=0.15)  # room for the text above the bars
+    axes.axvline(values.mean(), color=theme.ink, linewidth=1)
+    left = values.mean() > (bins[0] + bins[-1]) / 2
+    axes.annotate(
+        f"mean {mean}", (values.mean(), 0.98), xycoords=("data", "axes fraction"),
+        xytext=(-5 if left else 5, 0), textcoords="offset points",
+        ha="right" if left else "left", va="top",
+    )  # fmt: skip
+    axes.set_ylabel("clients")
+    axes.yaxis.set_major_locator(_integer_ticks())
 
 
 def map_of_clients(places: NDArray[np.float64], labels: NDArray[np.int64], meaning: str) -> Draw:

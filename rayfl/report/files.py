@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,19 @@ TESTS_AT_THE_END = {
 def column_of(prefix: str, result: str) -> str:
     """The column of ``clients.csv`` with a result of each client in a test after the last round."""
     return f"{result}_finetuned" if prefix == "finetuned_" else f"{prefix}{result}"
+
+
+def described_in(runs: Iterable[RunFiles]) -> dict[str, str]:
+    """:attr:`RunFiles.described` of several runs together."""
+    return {name: text for run in runs for name, text in run.described.items()}
+
+
+def smaller_is_better(result: str) -> bool | None:
+    """Whether a smaller value of what tests measure is better; None for a measure of an unknown loss."""
+    if result in ("accuracy", "loss"):
+        return result == "loss"
+    losses = [loss for loss in LOSSES.values() if result in loss.measures]
+    return any(result in loss.lower_is_better for loss in losses) if losses else None
 
 
 Value = str | int | float | None
@@ -160,10 +173,29 @@ class RunFiles:
         measures = LOSSES[name].measures if name in LOSSES else self.summary.get("measures")
         return measures if isinstance(measures, Mapping) else {}
 
+    @functools.cached_property
+    def sent(self) -> pd.Series[float] | None:
+        """Bytes sent up and down by the end of each row of :attr:`rounds`, those before the first included;
+        None if they are not known.
+        """
+        if not {"bytes_up", "bytes_down"} <= set(self.rounds):
+            return None
+        each, ledger = (
+            numeric(self.rounds[["bytes_up", "bytes_down"]]).fillna(0).sum(axis=1),
+            self.communication,
+        )
+        known = {"round", "bytes"} <= set(ledger)
+        return each.cumsum() + (float(ledger.loc[ledger["round"] < 0, "bytes"].sum()) if known else 0.0)
+
     @property
     def results(self) -> tuple[str, ...]:
         """What tests measure, by name: accuracy, and :attr:`described`."""
         return ("accuracy", *self.described)
+
+    def has(self, result: str) -> bool:
+        """Whether a test in some round, or of some client, gave a result."""
+        columns = ((self.rounds, f"{result}_mean"), (self.clients, f"{result}_last"))
+        return any(column in table and bool(table[column].notna().any()) for table, column in columns)
 
     @property
     def described(self) -> Mapping[str, str]:

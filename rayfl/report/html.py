@@ -34,7 +34,16 @@ from rayfl.report.charts import (
     spaced,
     steps,
 )
-from rayfl.report.files import TESTS_AT_THE_END, TESTS_IN_ROUNDS, RunFiles, Value, column_of, numbers, numeric
+from rayfl.report.files import (
+    TESTS_AT_THE_END,
+    TESTS_IN_ROUNDS,
+    RunFiles,
+    Value,
+    column_of,
+    described_in,
+    numbers,
+    numeric,
+)
 from rayfl.report.page import Chart, Column, Data, Page, Section, Table, formatted, rounded, significant
 from rayfl.units import UNKNOWN, counted, duration, number, percent, size, three_digits, uncertain
 
@@ -268,14 +277,9 @@ def line_of(run: RunFiles, name: str) -> Line:
     rounds, metrics = numeric(run.rounds), metrics_of(run)
     wanted = [n for metric in metrics for n in (metric.column, metric.low, metric.high) if n in rounds]
     wanted = [name for name in wanted if name != "clusters" or run.clustered]
-    ledger = run.communication
-    bytes_before = (
-        ledger.loc[ledger["round"] < 0, "bytes"].sum() if {"round", "bytes"} <= set(ledger.columns) else 0
-    )
     columns: dict[str, Any] = {"round": rounded(rounds["round"] + 1, 0)}
-    if {"bytes_up", "bytes_down"} <= set(rounds.columns):
-        sent = rounds["bytes_up"].fillna(0) + rounds["bytes_down"].fillna(0)
-        columns["bytes"] = rounded(float(bytes_before) + sent.cumsum(), 0)
+    if run.sent is not None:
+        columns["bytes"] = rounded(run.sent, 0)
     if "seconds" in rounds:
         columns["time"] = rounded(rounds["seconds"].fillna(0).cumsum(), 2)
     columns |= {name: significant(rounds[name]) for name in dict.fromkeys(wanted)}
@@ -461,7 +465,7 @@ def result_of_clients(runs: Sequence[RunFiles]) -> Metric | None:
     """The main result of single clients: their accuracy, else the first measure of the loss; None if the
     clients of no run have one.
     """
-    about = {name: text for run in runs for name, text in run.described.items()}
+    about = described_in(runs)
     metrics = [
         Metric("accuracy_last", "last test accuracy of the client (%)", "percent:1"),
         *(Metric(f"{name}_last", f"last {text} of the client", "number:3") for name, text in about.items()),

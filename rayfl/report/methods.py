@@ -1,16 +1,17 @@
-"""Figures of several methods, for papers: curves with bands, box plots of clients, accuracy against bytes.
+"""Figures of several methods, for papers: curves with bands, box plots of clients, results against bytes.
 
 Studies and comparisons draw them alike (:class:`MethodPlots`); each says what a method is and where its
-numbers are (:class:`Methods`). The colours are those of Okabe and Ito, repeated with other dashes if there
-are more methods.
+numbers are (:class:`~rayfl.report.across.Methods`). The colours are those of Okabe and Ito, repeated with
+other dashes if there are more methods.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from textwrap import fill
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,11 +20,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.font_manager import FontEntry, fontManager, get_font
 from numpy.typing import NDArray
 
-from rayfl.errors import RayflError
+from rayfl.errors import ArgumentError, RayflError, nearest
+from rayfl.report.across import Methods
 from rayfl.report.charts import pareto_front
 from rayfl.report.figures import LIGHT, Picture
-from rayfl.report.files import numeric
-from rayfl.statistics import Interval, mean_interval
+from rayfl.report.files import RunFiles, described_in, numeric, smaller_is_better
+from rayfl.statistics import mean_interval
 from rayfl.units import byte_unit
 
 STYLE = {
@@ -57,34 +59,11 @@ _SHORT_NAME = 12
 """The largest number of letters of names below the axes, where they are turned."""
 
 
-class Methods(Protocol):
-    """The runs of several methods; those of one method differ only in the seed."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of the methods, all different, in the order in which they are drawn."""
-        ...
-
-    @property
-    def comparable(self) -> bool:
-        """Whether all methods have the same clients with the same data, so that more accuracy is better."""
-        ...
-
-    def rounds(self, name: str) -> Iterator[pd.DataFrame]:
-        """``rounds.csv`` of each run of a method."""
-        ...
-
-    def clients(self, name: str) -> Iterator[pd.DataFrame]:
-        """``clients.csv`` of each run of a method."""
-        ...
-
-    def interval(self, name: str, column: str) -> Interval:
-        """Mean and interval over the runs of a method."""
-        ...
-
-
 class MethodPlots:
     """Matplotlib figures of methods: ``comparison.plot.accuracy().savefig("accuracy.pdf")``.
+
+    A figure is of one result of the tests: ``accuracy``, a measure of the loss such as ``rmse``, or, if there
+    is nothing else, the ``loss``. By default it is the first of these that a run has.
 
     Each raises :class:`~rayfl.errors.RayflError` where no run has the numbers.
 
@@ -96,28 +75,52 @@ class MethodPlots:
         self._methods = methods
 
     def accuracy(self) -> Picture:
-        """Mean accuracy over rounds, a curve with the 95 % interval over seeds for every method."""
-        return self._figure(lambda axes, methods: _draw_curves(axes, methods, "round"))
+        """Mean accuracy over rounds, as by :meth:`curves`."""
+        return self.curves("accuracy")
 
-    def bytes(self) -> Picture:
-        """Mean accuracy over the bytes sent so far, drawn as by :meth:`accuracy`."""
-        return self._figure(lambda axes, methods: _draw_curves(axes, methods, "bytes"))
+    def curves(self, result: str | None = None) -> Picture:
+        """A result over rounds: its mean over clients, with the 95 % interval over seeds for every method."""
+        return self._figure(lambda axes, drawn: _draw_curves(axes, self._methods, drawn, "round"), result)
 
-    def clients(self) -> Picture:
-        """Box plots of the clients' last accuracies, of all seeds."""
-        return self._figure(_draw_clients, room_for_all=True)
+    def bytes(self, result: str | None = None) -> Picture:
+        """A result over the bytes sent so far, drawn as by :meth:`curves`."""
+        return self._figure(lambda axes, drawn: _draw_curves(axes, self._methods, drawn, "bytes"), result)
 
-    def trade_off(self) -> Picture:
-        """Accuracy against bytes sent; with the Pareto front, if the methods are comparable."""
-        return self._figure(_draw_trade_off)
+    def clients(self, result: str | None = None) -> Picture:
+        """Box plots of the clients' last results, of all seeds."""
+        return self._figure(
+            lambda axes, drawn: _draw_clients(axes, self._methods, drawn), result, room_for_all=True
+        )
 
-    def _figure(self, draw: Callable[[Any, Methods], bool], room_for_all: bool = False) -> Picture:
-        names = list(self._methods.names)
+    def trade_off(self, result: str | None = None) -> Picture:
+        """A result against bytes sent; with the Pareto front, if the methods are comparable."""
+        return self._figure(lambda axes, drawn: _draw_trade_off(axes, self._methods, drawn), result)
+
+    @property
+    def results(self) -> list[str]:
+        """The results of which there are figures, the main one first."""
+        return list(self._described)
+
+    @property
+    def _described(self) -> dict[str, str]:
+        """What tests of any run measured, by name, and what that is."""
+        runs = [run for name in self._methods.names for run in self._methods.runs(name)]
+        described = {"accuracy": "accuracy (%)", **described_in(runs)}
+        return {name: text for name, text in described.items() if any(run.has(name) for run in runs)}
+
+    def _figure(
+        self, draw: Callable[[Any, Drawn], bool], result: str | None, room_for_all: bool = False
+    ) -> Picture:
+        names, described = list(self._methods.names), self._described
+        if result is None:
+            result = next(iter(described), "accuracy")
+        elif described and result not in described:
+            raise ArgumentError("result", f"no run has a result {result!r}", nearest(result, described))
         with rc_context({**STYLE, **font_settings(names)}):
             figure = Picture(figsize=(3.5, 2.6), layout="constrained")
             FigureCanvasAgg(figure)
             axes = figure.add_subplot()
-            if not draw(axes, self._methods):
+            if not draw(axes, Drawn(result, described.get(result, result))):
                 raise RayflError("no finished run has the numbers for this figure")
             if axes.get_legend_handles_labels()[0]:
                 _legend(figure, axes)
@@ -130,30 +133,47 @@ class MethodPlots:
 # --- numbers --------------------------------------------------------------------------------------------
 
 
-def averaged(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """The mean accuracy of ``rounds.csv`` over the runs that tested in a round, with its interval.
+@dataclass(frozen=True)
+class Drawn:
+    """The result that a figure shows.
+
+    Attributes:
+        name: as in the columns of tables.
+        about: what it is, for the axis.
+    """
+
+    name: str
+    about: str
+
+
+def averaged(runs: Iterable[RunFiles], result: str = "accuracy") -> pd.DataFrame:
+    """The mean of a result over the runs that tested in a round, with its interval.
+
+    Args:
+        runs: of one method.
+        result: a name; the mean over clients is averaged.
 
     Returns:
         ``round`` (from 1), ``bytes`` (sent so far, up and down, mean over the runs), ``mean``, ``low``,
         ``high``; the bounds are empty where there is one run. Empty if no run has the columns.
     """
-    tables, needed = [], ["round", "accuracy_mean", "bytes_up", "bytes_down"]
-    for frame in frames:
-        if set(needed) <= set(frame.columns):
-            table = numeric(frame[needed])
-            table["sent"] = (table["bytes_up"] + table["bytes_down"]).cumsum()
-            tables.append(table.dropna(subset=["round", "accuracy_mean"]))
+    tables, column = [], f"{result}_mean"
+    for run in runs:
+        if {"round", column} <= set(run.rounds) and run.sent is not None:
+            table = numeric(run.rounds[["round", column]]).assign(sent=run.sent)
+            tables.append(table.dropna(subset=["round", column]))
     rows = []
     for number, group in pd.concat(tables).groupby("round") if tables else ():
-        interval = mean_interval(group["accuracy_mean"])
+        interval = mean_interval(group[column])
         bounds = (interval.low, interval.high) if interval.bounded else (np.nan, np.nan)
         rows.append((1 + int(float(str(number))), float(group["sent"].mean()), interval.mean, *bounds))
     return pd.DataFrame(rows, columns=["round", "bytes", "mean", "low", "high"])
 
 
-def accuracies(frames: Iterable[pd.DataFrame]) -> NDArray[np.float64]:
-    """The last accuracies of the clients of all runs in percent ``(n,)``."""
-    given = [frame["accuracy_last"] for frame in frames if "accuracy_last" in frame]
+def of_clients(runs: Iterable[RunFiles], result: str = "accuracy") -> NDArray[np.float64]:
+    """The last results of the clients of all runs ``(n,)``; accuracies in percent."""
+    column = f"{result}_last"
+    given = [run.clients[column] for run in runs if column in run.clients]
     tested = [pd.to_numeric(each, errors="coerce").dropna().to_numpy(np.float64) for each in given]
     return np.concatenate([np.empty(0), *tested])
 
@@ -161,9 +181,9 @@ def accuracies(frames: Iterable[pd.DataFrame]) -> NDArray[np.float64]:
 # --- drawing --------------------------------------------------------------------------------------------
 
 
-def _draw_curves(axes: Any, methods: Methods, over: str) -> bool:
+def _draw_curves(axes: Any, methods: Methods, drawn: Drawn, over: str) -> bool:
     names = list(methods.names)[:MOST_METHODS]
-    averages = {name: averaged(methods.rounds(name)) for name in names}
+    averages = {name: averaged(methods.runs(name), drawn.name) for name in names}
     curves = {name: frame for name, frame in averages.items() if len(frame)}
     scale, unit = 1.0, ""
     if over == "bytes" and curves:
@@ -181,16 +201,16 @@ def _draw_curves(axes: Any, methods: Methods, over: str) -> bool:
     if over == "round":
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round" if over == "round" else f"sent up and down ({unit})")
-    _percent_axis(axes)
+    _label_means(axes, drawn)
     return bool(curves)
 
 
-def _draw_clients(axes: Any, methods: Methods) -> bool:
-    tested = {name: accuracies(methods.clients(name)) for name in methods.names}
+def _draw_clients(axes: Any, methods: Methods, drawn: Drawn) -> bool:
+    tested = {name: of_clients(methods.runs(name), drawn.name) for name in methods.names}
     by_method = {escaped(name): values for name, values in tested.items() if len(values)}
     if not by_method:
         return False
-    names = list(by_method)
+    names, label = list(by_method), _with_unit(drawn, "of a client")
     # Labels side by side would cover each other, or take the room of the boxes
     horizontal = len(names) > _FEW_NAMES or max(map(len, names)) > _SHORT_NAME
     axes.boxplot(  # as on the pages: whiskers to the minimum and maximum, the mean a diamond
@@ -205,34 +225,35 @@ def _draw_clients(axes: Any, methods: Methods) -> bool:
         axes.figure.set_size_inches(3.5, 1 + sum(0.15 + 0.12 * name.count("\n") for name in names))
         axes.set_yticks(range(1, 1 + len(names)), names, fontsize=6)
         axes.invert_yaxis()
-        axes.set_xlabel("accuracy of a client (%)")
+        axes.set_xlabel(label)
     else:
         axes.set_xticks(range(1, 1 + len(names)), names, rotation=30, ha="right")
-        axes.set_ylabel("accuracy of a client (%)")
+        axes.set_ylabel(label)
     return True
 
 
-def _draw_trade_off(axes: Any, methods: Methods) -> bool:
+def _draw_trade_off(axes: Any, methods: Methods, drawn: Drawn) -> bool:
     names, places = list(methods.names)[:MOST_METHODS], {}
     for name in names:
-        accuracy = methods.interval(name, "accuracy_mean")
+        result = methods.interval(name, f"{drawn.name}_mean")
         up, down = (methods.interval(name, f"bytes_{way}") for way in ("up", "down"))
-        if accuracy.n and up.n:
-            places[name] = (up.mean + down.mean, accuracy)
+        if result.n and up.n and down.n:
+            places[name] = (up.mean + down.mean, result)
     if not places:
         return False
     unit, scale = byte_unit(max(sent for sent, _ in places.values()))
-    for name, (sent, accuracy) in places.items():
-        error = accuracy.half if accuracy.bounded else None
+    for name, (sent, result) in places.items():
+        error = result.half if result.bounded else None
         color, _, marker = _look(names.index(name))
         label = escaped(name)
-        axes.errorbar(sent / scale, accuracy.mean, error, fmt=marker, markersize=4, color=color, label=label)
-    front = pareto_front([(sent / scale, accuracy.mean) for sent, accuracy in places.values()])
-    if len(front) > 1 and methods.comparable:
+        axes.errorbar(sent / scale, result.mean, error, fmt=marker, markersize=4, color=color, label=label)
+    smaller = smaller_is_better(drawn.name)
+    front = pareto_front([(sent / scale, result.mean) for sent, result in places.values()], bool(smaller))
+    if len(front) > 1 and methods.comparable and smaller is not None:
         style: dict[str, Any] = {"color": LIGHT.quiet, "linewidth": 0.8, "linestyle": "--", "zorder": 0}
         axes.step(*zip(*front, strict=True), where="post", label="Pareto front", **style)
     axes.set_xlabel(f"sent up and down ({unit})")
-    _percent_axis(axes)
+    _label_means(axes, drawn)
     return True
 
 
@@ -243,11 +264,18 @@ def _look(place: int) -> tuple[str, str, str]:
     return series[place % len(series)], _DASHES[style], _MARKERS[style]
 
 
-def _percent_axis(axes: Any) -> None:
-    """Limit the axis to possible accuracies, which wide intervals of few seeds may exceed; label it."""
-    low, high = axes.get_ylim()
-    axes.set_ylim(max(low, -2.0), min(high, 102.0))
-    axes.set_ylabel("mean accuracy of clients (%)")
+def _label_means(axes: Any, drawn: Drawn) -> None:
+    """Label the axis; limit it to possible accuracies, which wide intervals of few seeds may exceed."""
+    if drawn.name == "accuracy":
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -2.0), min(high, 102.0))
+    axes.set_ylabel(fill(f"mean {_with_unit(drawn, 'of clients')}", 45))
+
+
+def _with_unit(drawn: Drawn, whose: str) -> str:
+    """``accuracy of a client (%)``."""
+    about, bracket, unit = drawn.about.partition(" (")
+    return f"{about} {whose}{bracket}{unit}"
 
 
 def _legend(figure: Picture, axes: Any) -> None:

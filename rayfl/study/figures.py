@@ -5,24 +5,21 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-import pandas as pd
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from rayfl import files
-from rayfl.errors import Damaged, RayflError
+from rayfl.errors import RayflError
 from rayfl.report import figures as report_figures
 from rayfl.report import maps
 from rayfl.report.figures import LIGHT, Picture
 from rayfl.report.files import RunFiles
 from rayfl.report.methods import STYLE, MethodPlots, escaped, font_settings
-from rayfl.rundir import RunDirectory
-from rayfl.statistics import Interval
+from rayfl.study.methods import MethodsAt
 from rayfl.study.results import Results
 from rayfl.study.running import directory_of, is_finished
 
@@ -36,15 +33,22 @@ def write_figures(results: Results, folder: Path) -> list[Path]:
     if not results.finished:
         return []
     files.make(folder, parents=True)
-    plots, written = StudyPlots(results), []
+    written = []
     for point, ending in zip(results.points, _endings(results.points), strict=True):
-        for draw in (plots.accuracy, plots.bytes, plots.clients, plots.trade_off):
+        plots = MethodPlots(MethodsAt(results, point))
+        figures: dict[str, Callable[[], Picture]] = {
+            **{result: partial(plots.curves, result) for result in plots.results},
+            "bytes": plots.bytes,
+            "clients": plots.clients,
+            "trade_off": plots.trade_off,
+        }
+        for name, draw in figures.items():
             try:
-                figure = draw(point)
+                figure = draw()
             except RayflError:  # the runs have no such numbers
                 continue
             for form, date in (("svg", "Date"), ("pdf", "CreationDate")):
-                path = folder / f"{draw.__name__}{f'-{ending}' if ending else ''}.{form}"
+                path = folder / f"{name}{f'-{ending}' if ending else ''}.{form}"
                 with rc_context(STYLE), warnings.catch_warnings():
                     # Matplotlib's font lacks the letter; viewers of SVG have others
                     warnings.filterwarnings("ignore", "Glyph .* missing from font")
@@ -58,8 +62,9 @@ def write_figures(results: Results, folder: Path) -> list[Path]:
 class StudyPlots:
     """Figures of a study for papers and notebooks: ``study.plot.accuracy().savefig("accuracy.pdf")``.
 
-    Each takes ``at``, the names of a point of the grid by axis, and raises
-    :class:`~rayfl.errors.RayflError` where no finished run has the numbers.
+    Each takes ``at``, the names of a point of the grid by axis, and ``result``, what tests measure, as
+    :class:`~rayfl.report.methods.MethodPlots`; and raises :class:`~rayfl.errors.RayflError` where no finished
+    run has the numbers.
 
     Args:
         results: of the study.
@@ -69,20 +74,24 @@ class StudyPlots:
         self._results = results
 
     def accuracy(self, at: Mapping[str, str] | None = None) -> Picture:
-        """Mean accuracy over rounds, a curve with the 95 % interval over seeds for every method."""
+        """Mean accuracy over rounds, as by :meth:`curves`."""
         return self._plots(at).accuracy()
 
-    def bytes(self, at: Mapping[str, str] | None = None) -> Picture:
-        """Mean accuracy over the bytes sent so far, drawn as by :meth:`accuracy`."""
-        return self._plots(at).bytes()
+    def curves(self, at: Mapping[str, str] | None = None, result: str | None = None) -> Picture:
+        """A result over rounds: its mean over clients, with the 95 % interval over seeds for every method."""
+        return self._plots(at).curves(result)
 
-    def clients(self, at: Mapping[str, str] | None = None) -> Picture:
-        """Box plots of the clients' last accuracies."""
-        return self._plots(at).clients()
+    def bytes(self, at: Mapping[str, str] | None = None, result: str | None = None) -> Picture:
+        """A result over the bytes sent so far, drawn as by :meth:`curves`."""
+        return self._plots(at).bytes(result)
 
-    def trade_off(self, at: Mapping[str, str] | None = None) -> Picture:
-        """Accuracy against bytes sent."""
-        return self._plots(at).trade_off()
+    def clients(self, at: Mapping[str, str] | None = None, result: str | None = None) -> Picture:
+        """Box plots of the clients' last results."""
+        return self._plots(at).clients(result)
+
+    def trade_off(self, at: Mapping[str, str] | None = None, result: str | None = None) -> Picture:
+        """A result against bytes sent."""
+        return self._plots(at).trade_off(result)
 
     def clusters(self, at: Mapping[str, str] | None = None) -> Picture:
         """The clients in the plane, coloured by their last clusters: a map for every method, first seed.
@@ -107,47 +116,6 @@ class StudyPlots:
 
     def _plots(self, at: Mapping[str, str] | None) -> MethodPlots:
         return MethodPlots(MethodsAt(self._results, self._point(at)))
-
-
-@dataclass(frozen=True)
-class MethodsAt:
-    """The methods of a study at a point of the grid, as :class:`~rayfl.report.methods.Methods`.
-
-    Attributes:
-        results: of the study.
-        point: of its grid.
-    """
-
-    results: Results
-    point: Mapping[str, str]
-
-    @property
-    def names(self) -> list[str]:
-        """The labels of the methods."""
-        return list(self.results.study.methods)
-
-    @property
-    def comparable(self) -> bool:
-        """All methods have the same clients."""
-        return True
-
-    def rounds(self, name: str) -> Iterator[pd.DataFrame]:
-        """``rounds.csv`` of each finished run of a method; damaged ones are left out."""
-        return self._tables(name, "rounds.csv")
-
-    def clients(self, name: str) -> Iterator[pd.DataFrame]:
-        """``clients.csv`` of each finished run of a method; damaged ones are left out."""
-        return self._tables(name, "clients.csv")
-
-    def interval(self, name: str, column: str) -> Interval:
-        """Mean and interval of a number over the seeds."""
-        return self.results.interval(name, self.point, column)
-
-    def _tables(self, method: str, file: str) -> Iterator[pd.DataFrame]:
-        for run in self.results.runs:
-            if run.method == method and run.point == self.point and is_finished(run):
-                with suppress(Damaged):
-                    yield RunDirectory(directory_of(run)).read_frame(file)
 
 
 def _maps(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str, report_figures.Draw]]:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from rayfl.report import page
-from rayfl.report.across import TABLE, Block, boxes_of_clients, clients_section, maps_of_clients
-from rayfl.report.charts import Line, Metric, alternatives, bars, curves, pareto
+from rayfl.report.across import TABLE, Block, boxes_of_clients, clients_section, maps_of_clients, trade_off
+from rayfl.report.charts import Line, Metric, alternatives, bars, curves
 from rayfl.report.compare import mean_line, seed_metrics
 from rayfl.report.files import RunFiles
 from rayfl.report.html import MOST_ROUNDS, ROUNDS, known, line_of, thinned
@@ -20,6 +20,7 @@ from rayfl.report.page import Chart, Choice, Column, Page, Section, Selector, Ta
 from rayfl.statistics import LEVEL
 from rayfl.study import tables
 from rayfl.study.file import StudyFile
+from rayfl.study.methods import MethodsAt
 from rayfl.study.outcome import Study
 from rayfl.study.plan import PlannedRun, spoken
 from rayfl.study.results import Results, known_numbers, title_of, written
@@ -136,7 +137,7 @@ def _over_rounds(results: Results) -> Section | None:
     for point in results.points:
         lines = []
         for label in list(results.study.methods)[:MOST_LINES]:
-            seed_lines = [line_of(run, "") for run in _run_files(results, label, point)]
+            seed_lines = [line_of(run, "") for run in MethodsAt(results, point).runs(label)]
             seed_lines = [line for line in seed_lines if len(line.columns.get("round", ()))]
             lines.append(mean_line(label, seed_lines) if seed_lines else Line(label, {"round": []}))
         by_point.append(lines)
@@ -231,33 +232,21 @@ def _numbers(results: Results) -> Section | None:
 
 
 def _trade_off(results: Results) -> Section | None:
-    charts = {}
-    for point in results.points:
-        lines = []
-        for place, label in enumerate(results.study.methods):
-            accuracy, up, down = (
-                results.interval(label, point, c) for c in ("accuracy_mean", "bytes_up", "bytes_down")
-            )
-            if accuracy.n and up.n and down.n:
-                low, high = (accuracy.low, accuracy.high) if accuracy.bounded else (None, None)
-                sent = round(up.mean + down.mean)
-                values = {"accuracy": accuracy.mean, "low": low, "high": high, "bytes": sent}
-                lines.append(Line(label, {name: [value] for name, value in values.items()}, place=place))
-        if len(lines) > 1:
-            y = Metric("accuracy", "test accuracy, mean over clients (%)", "percent:1", "low", "high")
-            x = Metric("bytes", "bytes sent, up and down", "size")
-            alt = ", ".join(filter(None, ("Accuracy against bytes sent", _point_name(point))))
-            charts[_point_name(point)] = pareto(lines, x, y, alt)
+    drawn = {_point_name(p): trade_off(MethodsAt(results, p), _point_name(p)) for p in results.points}
+    charts = {name: found[1] for name, found in drawn.items() if found is not None}
     if not charts:
         return None
     chart = alternatives("at", charts) if len(charts) > 1 else next(iter(charts.values()))
-    return Section("Accuracy against bytes", "After the last round; bytes of the whole run.", [chart])
+    result = next(found[0] for found in drawn.values() if found is not None)
+    title = f"{result.capitalize()} against bytes"
+    return Section(title, "After the last round; bytes of the whole run.", [chart])
 
 
 def _clients(results: Results) -> tuple[Section | None, dict[str, list[Any]]]:
     charts = {}
     for point in results.points:
-        groups = {label: _run_files(results, label, point) for label in results.study.methods}
+        methods = MethodsAt(results, point)
+        groups = {label: methods.runs(label) for label in methods.names}
         chart = boxes_of_clients(groups, _point_name(point))
         if chart is not None:
             charts[_point_name(point)] = chart
@@ -361,12 +350,6 @@ def _column_format(column: str, default: str = "number:2") -> str:
     if column == "seconds":
         return "duration"
     return "percent:1" if "(%)" in title_of(column) else default
-
-
-def _run_files(results: Results, label: str, point: Point) -> list[RunFiles]:
-    """The finished runs of a method at a point."""
-    runs = [run for run in results.runs if run.method == label and run.point == point]
-    return [RunFiles.read(directory_of(run)) for run in runs if is_finished(run)]
 
 
 def _point_name(point: Point) -> str:

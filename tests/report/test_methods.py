@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 
 from rayfl.errors import RayflError
 from rayfl.report.compare import Comparison
-from rayfl.report.methods import accuracies, averaged
+from rayfl.report.files import RunFiles
+from rayfl.report.methods import averaged, of_clients
+from rayfl.report.plots import Plots
 from rayfl.statistics import mean_interval
 
 MakeRun = Callable[[str], Path]
@@ -45,7 +48,7 @@ def test_curves_are_means_over_seeds_in_a_band(two_groups: Comparison) -> None:
     ys = band.get_paths()[0].vertices[:, 1]
     assert (ys.min(), ys.max()) == pytest.approx((interval.low, interval.high))
     sent = two_groups.plot.bytes().axes[0].lines[0].get_xdata()
-    assert np.asarray(sent).tolist() == [0.3, 0.9, 1.2]  # kB, up and down
+    assert np.asarray(sent).tolist() == [5.3, 5.9, 6.2]  # kB, up and down, with 5 kB of signatures before
 
 
 def test_boxes_have_the_clients_of_all_seeds(two_groups: Comparison) -> None:
@@ -54,7 +57,7 @@ def test_boxes_have_the_clients_of_all_seeds(two_groups: Comparison) -> None:
     ends = sorted(float(y) for line in axes.lines for y in np.atleast_1d(line.get_ydata()))
     assert (ends[0], ends[-1]) == (9.0, 99.0)
     pacfl = two_groups.groups[0]
-    assert accuracies(run.clients for run in pacfl.runs).tolist() == [65, 99, 88, 88] * 2
+    assert of_clients(pacfl.runs).tolist() == [65, 99, 88, 88] * 2
 
 
 def test_the_front_is_not_drawn_through_runs_with_other_data(make_run: MakeRun) -> None:
@@ -93,11 +96,65 @@ def test_a_single_test_is_a_point(make_run: MakeRun) -> None:
     assert container.has_yerr
 
 
-def test_text_in_place_of_numbers_is_left_out() -> None:
+def test_text_in_place_of_numbers_is_left_out(make_run: MakeRun) -> None:
+    empty = make_run("empty")
+    for name in ("rounds.csv", "clients.csv", "communication.csv"):
+        (empty / name).write_text("")
     rounds = pd.DataFrame({"round": [0, 1], "accuracy_mean": ["x", 2.5], "bytes_up": 1, "bytes_down": 2})
-    frame = averaged([rounds, pd.DataFrame({"round": [0]})])
+    clients = pd.DataFrame({"accuracy_last": ["x", "2.5", None]})
+    nothing = RunFiles.read(empty)
+    runs = [replace(nothing, rounds=rounds, clients=clients), replace(nothing, rounds=rounds[["round"]])]
+    frame = averaged(runs)
     assert frame[["round", "bytes", "mean"]].to_numpy().tolist() == [[2, 6.0, 2.5]]
     assert frame[["low", "high"]].isna().all(axis=None)
-    clients = pd.DataFrame({"accuracy_last": ["x", "2.5", None]})
-    assert accuracies([clients, pd.DataFrame({"client": [0]})]).tolist() == [2.5]
-    assert accuracies([]).shape == (0,)
+    assert of_clients([*runs, nothing]).tolist() == [2.5]
+    assert of_clients([]).shape == (0,)
+
+
+@pytest.fixture
+def regressions(make_run: MakeRun) -> list[Path]:
+    """FedAvg with more bytes and a smaller error, and IFCA."""
+    runs = [changed(make_run(name), "config.yaml", "pacfl", name) for name in ("fedavg", "ifca")]
+    for run, last, sent in zip(runs, (1.5, 2.5), (9000, 1000), strict=True):
+        with (run / "config.yaml").open("a") as config:
+            config.write("loss: {name: mse}\n")
+        means = [9.0, None, 4.0, last, None]
+        rounds = pd.read_csv(run / "rounds.csv").assign(accuracy_mean=None, rmse_mean=means)
+        rounds.to_csv(run / "rounds.csv", index=False)
+        rmse = [last - 1, last - 0.5, last + 0.5, last + 1]
+        clients = pd.read_csv(run / "clients.csv").assign(accuracy_last=None, rmse_last=rmse)
+        clients.to_csv(run / "clients.csv", index=False)
+        changed(run, "communication.csv", "up,model,1000", f"up,model,{sent}")
+    return runs
+
+
+def test_regressions_are_drawn_by_what_their_loss_measures(regressions: list[Path]) -> None:
+    plots = Comparison.of(regressions).plot
+    assert plots.results == ["rmse"]
+    for axes in (plots.curves().axes[0], plots.curves("rmse").axes[0]):
+        assert axes.get_ylabel() == "mean root mean squared error of clients"
+        assert [line.get_ydata().tolist() for line in axes.lines] == [[9.0, 4.0, 1.5], [9.0, 4.0, 2.5]]
+    assert plots.clients().axes[0].get_ylabel() == "root mean squared error of a client"
+    assert plots.bytes().axes[0].get_ylabel() == "mean root mean squared error of clients"
+    (front,) = (line for line in plots.trade_off().axes[0].lines if line.get_label() == "Pareto front")
+    assert front.get_ydata().tolist() == [2.5, 1.5]  # a smaller error for more bytes
+    with pytest.raises(RayflError, match="result: no run has a result 'mea'; did you mean 'rmse'"):
+        plots.curves("mea")
+    with pytest.raises(RayflError, match="result: no run has a result 'accuracy'"):
+        plots.accuracy()
+
+
+def test_a_regression_alone(regressions: list[Path]) -> None:
+    plots = Plots(regressions[0])
+    axes = plots.curves().axes[0]
+    assert axes.lines[0].get_xydata().tolist() == [[1, 9.0], [3, 4.0], [4, 1.5]]
+    assert axes.get_ylabel() == "root mean squared error"
+    assert plots.curves("loss").axes[0].lines[0].get_ydata().tolist() == [1.5, 0.8, 0.7]
+    (text,) = plots.clients().axes[0].texts
+    assert text.get_text() == "mean 1.5"
+    with pytest.raises(RayflError, match="result: the run has no result 'rsme'; did you mean 'rmse'"):
+        plots.curves("rsme")
+    with pytest.raises(RayflError, match="has no accuracy over rounds to draw"):
+        plots.accuracy()
+    with pytest.raises(RayflError, match="has no accuracy of clients to draw"):
+        plots.clients("accuracy")

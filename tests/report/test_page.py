@@ -149,14 +149,16 @@ def test_names_in_a_trade_off_do_not_lie_on_one_another() -> None:
 
 
 def test_a_front_is_drawn_only_where_there_is_one() -> None:
-    def drawn(*places: tuple[float, float], ranked: bool = True) -> tuple[bool, str]:
+    def drawn(*places: tuple[float, float], **options: bool) -> tuple[bool, str]:
         lines = [Line(name, {"x": [x], "y": [y]}) for name, (x, y) in zip("AB", places, strict=True)]
-        option = pareto(lines, Metric("x", ""), Metric("y", ""), "", ranked=ranked).option
+        option = pareto(lines, Metric("x", ""), Metric("y", ""), "", **options).option
         return any(series["type"] == "line" for series in option["series"]), option["caption"]
 
     assert drawn((1, 10), (2, 20)) == (True, "Dashed: the Pareto front (no other point is better in both).")
     assert drawn((2, 10), (1, 20)) == (False, "No other point is better than B in either.")
     assert drawn((1, 10), (2, 20), ranked=False) == (False, "")
+    assert drawn((1, 20), (2, 10), smaller=True)[0]
+    assert drawn((1, 10), (2, 20), smaller=True) == (False, "No other point is better than A in either.")
 
 
 PLACES = [(2.5, 80), (2.5, 80), (9, 90), (2, 20)]

@@ -14,6 +14,7 @@ import pytest
 from rayfl.report import page as page_of_runs
 from rayfl.report.files import RunFiles
 from rayfl.study import page
+from rayfl.study.methods import MethodsAt
 
 
 def run_of(folder: Path, rounds: int, **clients: Any) -> RunFiles:
@@ -39,7 +40,7 @@ def test_of_many_rounds_some_are_drawn(
 ) -> None:
     """As many as there is room for, up to the last; runs of two lengths have rounds in common."""
     runs = [run_of(tmp_path / "a", 301), run_of(tmp_path / "b", 400)]
-    monkeypatch.setattr(page, "_run_files", lambda *_: runs)
+    monkeypatch.setattr(MethodsAt, "runs", lambda *_: runs)
     monkeypatch.setattr(page, "MOST_NUMBERS", 2500)
     section = page._over_rounds(results_of(["FedAvg", "SOLO"], points))
     assert section is not None
@@ -49,7 +50,7 @@ def test_of_many_rounds_some_are_drawn(
     assert rounds[-1] == 301
     assert f"{len(rounds)} of 301 rounds are drawn, evenly spaced." in section.note
     monkeypatch.undo()
-    monkeypatch.setattr(page, "_run_files", lambda *_: runs)
+    monkeypatch.setattr(MethodsAt, "runs", lambda *_: runs)
     section = page._over_rounds(results_of(["FedAvg", "SOLO"], points))
     assert section is not None
     assert section.note == ""
@@ -62,7 +63,7 @@ def test_estimates_are_marked_at_every_point(
     """The page fills in the number of the point where a series names its column of estimates."""
     run = run_of(tmp_path / "a", 3)
     run.rounds["estimated_from"] = [8, 8, np.nan]
-    monkeypatch.setattr(page, "_run_files", lambda *_: [run])
+    monkeypatch.setattr(MethodsAt, "runs", lambda *_: [run])
     section = page._over_rounds(results_of(["FedAvg"], points))
     assert section is not None
     option = section.charts[0].option
@@ -80,7 +81,7 @@ def test_estimates_are_marked_at_every_point(
 
 def test_the_clients_of_a_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [run_of(tmp_path / "a", 2, rmse_last=[1.5, 2.5])]
-    monkeypatch.setattr(page, "_run_files", lambda *_: runs)
+    monkeypatch.setattr(MethodsAt, "runs", lambda *_: runs)
     monkeypatch.setattr(page, "_blocks", lambda _: [])
     section, _ = page._clients(results_of(["FedAvg"], [{}]))
     assert section is not None

@@ -22,15 +22,16 @@ from rayfl.algorithms import ServerState
 from rayfl.data import DATASETS
 from rayfl.errors import ClientError, ConfigError, RayflError
 from rayfl.events import RoundDone
-from rayfl.report.methods import accuracies, averaged
+from rayfl.report.methods import averaged, of_clients
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.resources import Node
 from rayfl.servers import testing
 from rayfl.servers.driver import Driver
 from rayfl.statistics import mean_interval
-from rayfl.study import Study, Watch, execute, figures, prepare, take
+from rayfl.study import Study, Watch, execute, prepare, take
 from rayfl.study import tables as study_tables
 from rayfl.study.estimate import _Cost, estimate
+from rayfl.study.methods import MethodsAt
 from rayfl.study.page import page_of
 from rayfl.study.plan import PlannedRun, key_of, plan
 from rayfl.study.preparation import check_groups, judge
@@ -469,17 +470,17 @@ def test_runs_without_their_tables_are_left_out_of_figures(done: Any, tmp_path: 
     study, _ = done
     results = Results(study.results.study, study.results.runs, [], {})
     point, path = results.points[0], directory_of(study.results.runs[0])
-    methods = figures.MethodsAt(results, point)
 
     def tested() -> int:
-        return sum(len(accuracies(methods.clients(label))) for label in methods.names)
+        methods = MethodsAt(results, point)
+        assert any(len(averaged(methods.runs(label))) for label in methods.names)
+        return sum(len(of_clients(methods.runs(label))) for label in methods.names)
 
     whole = tested()
     for name in ("rounds.csv", "clients.csv"):
         kept = (path / name).read_bytes()
         (path / name).write_bytes(b"")
         try:
-            assert any(len(averaged(methods.rounds(label))) for label in methods.names)
             assert tested() == whole - 6
             with pytest.raises(RayflError, match=rf"{name}: cannot be read"):
                 RunDirectory(path).read_frame(name)
