@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from annotated_types import Le, Lt
 from pydantic import (
@@ -30,6 +30,7 @@ from pydantic import (
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -76,8 +77,51 @@ Kwargs = Annotated[dict[str, Any], BeforeValidator(_storable_kwargs)]
 resumed run gets the same."""
 
 
-class Section(BaseModel):
-    """A frozen part of the config; unknown keys and wrong types are refused."""
+Explain = Callable[[ValidationError, Mapping[str, Any], type[BaseModel]], Exception]
+"""From what Pydantic found, the settings and the class of a section to the error that is raised."""
+
+
+class _Explaining(type(BaseModel)):  # type: ignore[misc]
+    """Sections that are built from Python refuse their settings as those of files are refused: in one line.
+
+    Sections within sections are validated without a call, so the outermost one explains the mistakes of all.
+    """
+
+    explain: Explain | None = None
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
+        try:
+            return super().__call__(*args, **given)
+        except ValidationError as error:
+            if _Explaining.explain is None:
+                raise
+            raise _Explaining.explain(error, given, cls) from None
+
+
+def explain_by(explain: Explain) -> None:
+    """Set how mistakes in the settings of sections become errors: :mod:`rayfl.config` knows all parts."""
+    _Explaining.explain = explain
+
+
+if TYPE_CHECKING:
+
+    class _Explained(BaseModel):
+        """Pydantic's own class, which tells type checkers how sections are called."""
+
+        model_config = ConfigDict(extra="forbid")
+
+else:
+
+    class _Explained(BaseModel, metaclass=_Explaining):
+        model_config = ConfigDict(extra="forbid", defer_build=True)
+
+
+class Section(_Explained):
+    """A frozen part of the config; unknown keys and wrong types are refused.
+
+    Raises:
+        ConfigError: if a setting is wrong; one line.
+    """
 
     model_config = ConfigDict(
         frozen=True,

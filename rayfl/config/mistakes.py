@@ -12,7 +12,7 @@ from rayfl import plugins
 from rayfl.config.schema import Config
 from rayfl.config.words import describe, item_of, mixed, printable, sections, shown
 from rayfl.errors import ConfigError, nearest
-from rayfl.settings import Section, part_name
+from rayfl.settings import Section, explain_by, part_name
 from rayfl.units import counted
 
 
@@ -60,9 +60,11 @@ def explain(
     others = f" (and {counted(len(rest), 'more mistake')})" if rest else ""
     dotted, owner, last = ".".join(place.path), ".".join(place.path[:-1]), place.path[-1] if depth else ""
     kind, value = first["type"], first.get("input")
+    part = part_name(root) if root is not Config and issubclass(root, Section) else None
+    whole = part or "config"
     if kind in ("extra_forbidden", "invalid_key"):
-        part = part_name(place.owner) if place.owner and owner and issubclass(place.owner, Section) else None
-        within = f" in {owner}" + (f" ({part})" if part else "") if owner else ""
+        inner = part_name(place.owner) if place.owner and owner and issubclass(place.owner, Section) else None
+        within = f" in {owner}" + (f" ({inner})" if inner else "") if owner else ""
         return ConfigError(dotted, f"no such setting{within}{others}", _key_remedy(last, place))
     if kind == "no_such_part":
         name = str(first["ctx"]["part"])
@@ -70,7 +72,7 @@ def explain(
         kind = "local objective" if kind == "local" else kind
         return ConfigError(dotted, f"no {kind} named {name!r}{others}", _part_remedy(dotted, name, place))
     if kind in ("value_error", "assertion_error"):
-        return ConfigError(dotted or "config", _sentence(first["msg"]) + others)
+        return ConfigError(dotted or whole, _sentence(first["msg"]) + others)
     if kind == "too_short" and value == {}:  # a list says what its items are
         return ConfigError(dotted, f"is empty{others}", "expected at least one entry")
     what = "missing" if kind == "missing" else shown(value)
@@ -79,7 +81,10 @@ def explain(
     )
     if kind == "less_than_equal" and "<" not in place.expected:  # the range of 64 bits
         expected += f" and <= {first['ctx']['le']}"
-    return ConfigError(dotted or "config", what + others, f"expected {expected}" if expected else "")
+    return ConfigError(dotted or whole, what + others, f"expected {expected}" if expected else "")
+
+
+explain_by(explain)
 
 
 def _part_remedy(dotted: str, name: str, place: _Place) -> str:

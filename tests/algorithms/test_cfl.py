@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 import rayfl
 from experiments.cfl import gap
@@ -939,5 +938,5 @@ def test_the_criteria_of_0_1_0_are_read_in_python_too(given: dict[str, Any]) -> 
 
 def test_criteria_of_no_such_norms_are_refused() -> None:
     """As ``name: relativ`` is."""
-    with pytest.raises(ValidationError, match="no part has this name"):
+    with pytest.raises(ConfigError, match="criteria: no criteria named 'relativ'"):
         CFL(criteria={"norms": "relativ"})  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from scipy.spatial.distance import squareform
 from sklearn.metrics import adjusted_rand_score, homogeneity_score
 
@@ -180,7 +179,7 @@ def test_server_data_of_another_dataset_and_where_it_lies(tmp_path):
     assert found.shape == (4, 1, 8, 8)
     assert (found[:, :, :7, :7] == 9).all()
     for name in ("npz", "leaf"):  # a name alone does not say which file
-        with pytest.raises(ValidationError, match=f"no server data '{name}'"):
+        with pytest.raises(ConfigError, match=f"no server data '{name}'"):
             ServerData(source=name)
 
 

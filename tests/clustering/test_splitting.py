@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from rayfl.clustering.bipartition import Bipartition
 from rayfl.clustering.splitting import AbsoluteCriteria, RelativeCriteria, SplitCriteria, UpdateNorms, decide
+from rayfl.errors import ConfigError
 
 SIMILARITIES = np.array([0.8, -0.2, 0.1])  # 01, 02, 12
 CRITERIA = AbsoluteCriteria(eps1=0.4, eps2=1.6, gamma_max=0.5)
@@ -58,7 +58,7 @@ def test_bad_criteria():
     with pytest.raises(ValueError, match="expected a norm for each of 3 clients, got 2"):
         halves(seen=norms((9.0, 1.0)))
     for wrong in ({"gamma_max": 1.0}, {"eps1": -1}, {"min_size": 1}, {"linkage": "average"}, {"patience": 0}):
-        with pytest.raises(ValidationError):
+        with pytest.raises(ConfigError):
             AbsoluteCriteria(**wrong)
 
 

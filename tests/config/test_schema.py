@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rayfl.algorithms import ALGORITHMS
-from rayfl.config import load
+from rayfl.config import Config, load
 from rayfl.data import DATASETS, PARTITIONS
+from rayfl.errors import ConfigError
 from rayfl.models import MODELS
 from tests.config.common import KEYS, refusal, reread, valid, yaml_mapping
 
@@ -76,6 +77,15 @@ def test_a_config_is_frozen():
         config.rounds = 3
     with pytest.raises(ValidationError, match="frozen"):
         config.training.lr = 3.0
+
+
+def test_a_config_built_in_python_is_refused_like_one_that_is_read():
+    for settings in ({"rounds": -1}, {"training": {"lrr": 1}}, {"algorithm": "fedav"}, {"rounnds": 3}):
+        with pytest.raises(ConfigError) as built:
+            Config(**settings)
+        assert str(built.value) == refusal(settings)
+    with pytest.raises(ConfigError, match=r"^iid: spread 2\.0 would change nothing"):
+        PARTITIONS["iid"](spread=2.0)
 
 
 # --- JSON schema ---------------------------------------------------------------------------------------

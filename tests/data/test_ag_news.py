@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from rayfl.data import DATASETS, IGNORED, PARTITIONS, Federation, Ragged, build_federation, fingerprint
 from rayfl.data.datasets.ag_news import (
@@ -22,7 +21,7 @@ from rayfl.data.datasets.ag_news import (
     tokenise,
 )
 from rayfl.data.remarks import remarks
-from rayfl.errors import DataError
+from rayfl.errors import ConfigError, DataError
 
 SUBJECTS = ("minister", "team", "market", "probe")
 
@@ -180,7 +179,7 @@ def test_broken_and_missing_files_are_refused_in_a_line(tmp_path: Path, root: Pa
 
 def test_impossible_settings_are_refused(root: Path) -> None:
     for settings in ({"vocabulary": 1}, {"length": 0}, {"samples": 0}):
-        with pytest.raises(ValidationError):
+        with pytest.raises(ConfigError):
             AgNews(**settings)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"data.samples: 25 articles wanted, .*train.csv has 24; use fewer"):
         AgNews(samples=25).load(root)

@@ -15,12 +15,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from rayfl.data import DATASETS, fingerprint, write_npz
 from rayfl.data.datasets import _torchvision
 from rayfl.data.datasets._images import pad, to_channels
-from rayfl.errors import DataError
+from rayfl.errors import ConfigError, DataError
 from rayfl.settings import summary
 from rayfl.torchvision_shim import torchvision_datasets, torchvision_models
 
@@ -339,11 +338,11 @@ def test_mix_says_in_its_name_what_is_not_as_in_mix_4() -> None:
 
 
 def test_mix_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(ValidationError, match="did you mean 'cifar10'"):
+    with pytest.raises(ConfigError, match="did you mean 'cifar10'"):
         DATASETS["mix"](sources=("cifar_10",))
-    with pytest.raises(ValidationError, match="named twice"):
+    with pytest.raises(ConfigError, match="named twice"):
         DATASETS["mix"](sources=("usps", "usps"))
-    with pytest.raises(ValidationError, match="not an image dataset"):
+    with pytest.raises(ConfigError, match="not an image dataset"):
         DATASETS["mix"](sources=("synthetic",))
 
 
@@ -393,7 +392,7 @@ def test_synthetic_samples_that_do_not_fit_are_not_drawn(tmp_path: Path) -> None
 
 
 def test_synthetic_labellings_must_be_possible() -> None:
-    with pytest.raises(ValidationError, match="renamed in 2 ways, not 3"):
+    with pytest.raises(ConfigError, match="renamed in 2 ways, not 3"):
         DATASETS["synthetic"](classes=2, clusters=3, shift="labels")
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from rayfl.data import PARTITIONS, Assignment
 from rayfl.data.base import Partition, Samples
 from rayfl.data.partitions._dealing import apportion, by_owner, client_weights
 from rayfl.data.partitions._own import OwnPartition
-from rayfl.errors import DataError
+from rayfl.errors import ConfigError, DataError
 from rayfl.settings import summary
 
 BASIC = {"dirichlet", "domains", "iid", "label_skew", "shards", "tasks"}
@@ -548,13 +547,13 @@ def test_tasks_errors() -> None:
     assert "tasks[0] needs 10 samples with labels of other tasks, 0 are left" in refusal(
         alone, labels, None, 10
     )
-    with pytest.raises(ValidationError, match="clients is 5, but the tasks have 1 in total"):
+    with pytest.raises(ConfigError, match="clients is 5, but the tasks have 1 in total"):
         make("tasks", tasks=[{"labels": [0], "clients": 1}], clients=5)
-    with pytest.raises(ValidationError, match="labels must be different"):
+    with pytest.raises(ConfigError, match="labels must be different"):
         make("tasks", tasks=[{"labels": [0, 0], "clients": 1}])
-    with pytest.raises(ValidationError, match="samples: set it for each task"):
+    with pytest.raises(ConfigError, match="samples: set it for each task"):
         make("tasks", tasks=[{"labels": [0], "clients": 1}], samples=5)
-    with pytest.raises(ValidationError, match=r"tasks\.0\.clients"):
+    with pytest.raises(ConfigError, match=r"tasks\.0\.clients"):
         make("tasks", tasks=[{"labels": [0]}])
     again = PARTITIONS["tasks"].model_validate(big.model_dump())
     assert again == big
@@ -608,9 +607,9 @@ def test_domains_errors() -> None:
     assert "2 numbers for 4 domains; give 4" in refusal(wrong, labels, domains, 4)
     greedy = make("domains", clients=4, samples=26)
     assert "domain 0: 1 clients with 26 samples each need 26" in refusal(greedy, labels, domains, 4)
-    with pytest.raises(ValidationError, match="add up to clients=5"):
+    with pytest.raises(ConfigError, match="add up to clients=5"):
         make("domains", clients_per_domain=[2, 2], clients=5)
-    with pytest.raises(ValidationError, match="leave sizes out"):
+    with pytest.raises(ConfigError, match="leave sizes out"):
         make("domains", labels="dirichlet", sizes="power")
 
 
@@ -643,7 +642,7 @@ def test_domains_errors() -> None:
 def test_settings_that_would_change_nothing_are_refused(
     name: str, fields: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         make(name, **fields)
     # What a resolved config says of all settings, the defaults among them, is taken.
     needed = {"tasks": [{"labels": [0], "clients": 1}]} if name == "tasks" else {}

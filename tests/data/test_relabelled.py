@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from rayfl.data import DATASETS, PARTITIONS, Federation, Partition, Samples, build_federation
-from rayfl.errors import DataError
+from rayfl.errors import ConfigError, DataError
 from tests.conftest import RealData
 
 
@@ -108,7 +107,7 @@ def test_relabelled_refusals() -> None:
         ({"clusters": 2, "swaps": [[0, 1], [1, 0]]}, "and no pair twice"),
         ({"clusters": 1, "swaps": [[0, 1]], "relabel": "permute"}, "is used with relabel=swap"),
     ):
-        with pytest.raises(ValidationError, match=message):
+        with pytest.raises(ConfigError, match=message):
             make("relabelled", **fields)
     with pytest.raises(DataError, match=r"10 is not a label of this data; labels lie in range\(10\)"):
         build(make("relabelled", clusters=1, swaps=[[0, 10]]))

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 import rayfl
 from rayfl.data import DATASETS, Samples, fingerprint, sharded, write_npz
@@ -194,7 +193,7 @@ def one_class(folder: Path) -> None:
 
 @pytest.mark.parametrize("shape", [[], [-1, 4], [0]])
 def test_a_shape_has_lengths(shape: list[int], tmp_path: Path) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         DATASETS["sharded"](path=tmp_path, shape=shape)
 
 

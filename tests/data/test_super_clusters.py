@@ -11,7 +11,6 @@ import pytest
 import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from rayfl.clustering.cluster import cluster_signatures
 from rayfl.clustering.config import Clustering
@@ -227,11 +226,11 @@ def test_impossible_requests_are_refused_in_one_line() -> None:
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ValidationError, match="super_clusters and threshold are given; one of them says"):
+    with pytest.raises(ConfigError, match="super_clusters and threshold are given; one of them says"):
         make("sc_niid", super_clusters=PLANTED, threshold=3)
-    with pytest.raises(ValidationError, match="each in one super-cluster"):
+    with pytest.raises(ConfigError, match="each in one super-cluster"):
         make("sc_dirichlet", super_clusters=((0, 1), (1, 2)))
-    with pytest.raises(ValidationError, match="must have a label"):
+    with pytest.raises(ConfigError, match="must have a label"):
         make("sc_dirichlet", super_clusters=((0, 1), ()))
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch.nn import functional
 
+from rayfl.errors import ConfigError
 from rayfl.models import ModelSpec
 from rayfl.models.lstm import Lstm
 
@@ -56,7 +56,7 @@ def test_examples_are_texts_with_ends() -> None:
 
 
 def test_impossible_sizes_are_refused() -> None:
-    with pytest.raises(ValidationError, match="tied needs embedding equal to hidden, not 4 and 5"):
+    with pytest.raises(ConfigError, match="tied needs embedding equal to hidden, not 4 and 5"):
         Lstm(embedding=4, hidden=5, tied=True)
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         Lstm(depth=0)
