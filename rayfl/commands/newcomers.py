@@ -323,6 +323,10 @@ def _owners_in_file(
     """The newcomer of each training and test sample, and the newcomers' ids if the file has such."""
     owner_arrays = []
     with np.load(data, allow_pickle=False) as content:
+        given = [name for name in ("client_train", "client_test") if name in content]
+        if len(given) == 1:  # without both, all samples are of one newcomer
+            other = "client_test" if given == ["client_train"] else "client_train"
+            raise DataError(f"{data}: has {given[0]} but no {other}; both name the newcomer of each sample")
         for name, count in (("client_train", len(samples.y_train)), ("client_test", len(samples.y_test))):
             try:
                 owners = np.asarray(content[name]) if name in content else np.zeros(count, np.int64)

@@ -316,6 +316,7 @@ def execute(
         DiskError
     """
     check_places(prepared, folder, inline, archive)
+    check_groups(prepared)
     others = {run.config.output.folder for run in prepared.runs}
     if archive is not None and not _holds_first_runs(prepared, archive):
         others.add(archive)
@@ -325,7 +326,6 @@ def execute(
     for each in others:
         files.make(each, parents=True)
         _check_writable(each)
-    check_groups(prepared)
     runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), archive)
     study = prepared.study
     chosen: tuning.Chosen = {}

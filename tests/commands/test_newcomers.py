@@ -227,6 +227,8 @@ def test_the_run_itself_stays_as_it_was(finished: Any, tmp_path: Path) -> None:
         ({"y_train": np.full(40, 11)}, "has label 11; the run's model knows labels 0 to 9"),
         ({"client_train": np.full(40, 1)}, "newcomer 0 has no sample in client_train"),
         ({"client_train": np.zeros(3, int)}, "client_train must hold 40 numbers"),
+        ({"client_test": None}, "has client_train but no client_test; both name the newcomer"),
+        ({"client_train": None}, "has client_test but no client_train; both name the newcomer"),
         ({"client_train": np.array([{}] * 40)}, "client_train must hold 40 numbers"),
         ({"client_train": np.full(40, 2**63, np.uint64)}, "client_train must hold 40 numbers"),
         ({"client_train": np.arange(40) * 10**12}, "newcomer 1 has no sample in client_train"),
