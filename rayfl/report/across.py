@@ -69,29 +69,36 @@ def trade_off(methods: Methods, where: str = "") -> tuple[str, Chart] | None:
     Returns:
         The name of the result, and the chart; None if fewer than two methods have a result.
     """
-    about = described_in(run for name in methods.names for run in methods.runs(name))
-    candidates = {"accuracy": ("test accuracy, mean over clients (%)", "percent:1")}
-    candidates |= {name: (f"{text}, mean over clients", "number:4") for name, text in about.items()}
-    for result, (label, form) in candidates.items():
-        lines = []
-        for place, name in enumerate(methods.names):
-            of_result, up, down = (
-                methods.interval(name, column) for column in (f"{result}_mean", "bytes_up", "bytes_down")
-            )
-            if of_result.n and up.n and down.n:
-                low, high = (of_result.low, of_result.high) if of_result.bounded else (None, None)
-                sent = round(up.mean + down.mean)
-                values = {"result": of_result.mean, "low": low, "high": high, "bytes": sent}
-                columns = {column: [value] for column, value in values.items()}
-                lines.append(Line(name, columns, place=place))
-        if len(lines) > 1:
-            smaller = smaller_is_better(result)
-            ranked = methods.comparable and smaller is not None
-            alt = ", ".join(filter(None, (f"{result.capitalize()} against bytes sent", where)))
-            x = Metric("bytes", "bytes sent, up and down", "size")
-            y = Metric("result", label, form, "low", "high")
-            return result, pareto(lines, x, y, alt, ranked=ranked, smaller=bool(smaller))
+    accuracy = Metric("result", "test accuracy, mean over clients (%)", "percent:1", "low", "high")
+    if lines := _trade_off_points(methods, "accuracy"):
+        return "accuracy", _trade_off_chart(methods, "accuracy", lines, accuracy, where)
+    # Only now, since runs are read for it
+    for result, about in described_in(run for name in methods.names for run in methods.runs(name)).items():
+        if lines := _trade_off_points(methods, result):
+            y = Metric("result", f"{about}, mean over clients", "number:4", "low", "high")
+            return result, _trade_off_chart(methods, result, lines, y, where)
     return None
+
+
+def _trade_off_points(methods: Methods, result: str) -> list[Line]:
+    """A point for each method that has the result; empty if there are fewer than two."""
+    points = []
+    for place, name in enumerate(methods.names):
+        of_result, up, down = (
+            methods.interval(name, column) for column in (f"{result}_mean", "bytes_up", "bytes_down")
+        )
+        if of_result.n and up.n and down.n:
+            low, high = (of_result.low, of_result.high) if of_result.bounded else (None, None)
+            values = {"result": of_result.mean, "low": low, "high": high, "bytes": round(up.mean + down.mean)}
+            points.append(Line(name, {column: [value] for column, value in values.items()}, place=place))
+    return points if len(points) > 1 else []
+
+
+def _trade_off_chart(methods: Methods, result: str, points: Sequence[Line], y: Metric, where: str) -> Chart:
+    smaller = smaller_is_better(result)
+    alt = ", ".join(filter(None, (f"{result.capitalize()} against bytes sent", where)))
+    x, ranked = Metric("bytes", "bytes sent, up and down", "size"), methods.comparable and smaller is not None
+    return pareto(points, x, y, alt, ranked=ranked, smaller=bool(smaller))
 
 
 def clients_section(
