@@ -210,7 +210,7 @@ def _draw_clients(axes: Any, methods: Methods, drawn: Drawn) -> bool:
     by_method = {escaped(name): values for name, values in tested.items() if len(values)}
     if not by_method:
         return False
-    names, label = list(by_method), _with_unit(drawn, "of a client")
+    names, label = list(by_method), fill(_with_unit(drawn, "of a client"), _LABEL_WIDTH)
     # Labels side by side would cover each other, or take the room of the boxes
     horizontal = len(names) > _FEW_NAMES or max(map(len, names)) > _SHORT_NAME
     axes.boxplot(  # as on the pages: whiskers to the minimum and maximum, the mean a diamond
@@ -269,7 +269,7 @@ def _label_means(axes: Any, drawn: Drawn) -> None:
     if drawn.name == "accuracy":
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, -2.0), min(high, 102.0))
-    axes.set_ylabel(fill(f"mean {_with_unit(drawn, 'of clients')}", 45))
+    axes.set_ylabel(fill(f"mean {_with_unit(drawn, 'of clients')}", _LABEL_WIDTH))
 
 
 def _with_unit(drawn: Drawn, whose: str) -> str:

@@ -132,10 +132,10 @@ def test_regressions_are_drawn_by_what_their_loss_measures(regressions: list[Pat
     plots = Comparison.of(regressions).plot
     assert plots.results == ["rmse"]
     for axes in (plots.curves().axes[0], plots.curves("rmse").axes[0]):
-        assert axes.get_ylabel() == "mean root mean squared error of clients"
+        assert axes.get_ylabel() == "mean root mean squared error of\nclients"
         assert [line.get_ydata().tolist() for line in axes.lines] == [[9.0, 4.0, 1.5], [9.0, 4.0, 2.5]]
     assert plots.clients().axes[0].get_ylabel() == "root mean squared error of a client"
-    assert plots.bytes().axes[0].get_ylabel() == "mean root mean squared error of clients"
+    assert plots.bytes().axes[0].get_ylabel() == "mean root mean squared error of\nclients"
     (front,) = (line for line in plots.trade_off().axes[0].lines if line.get_label() == "Pareto front")
     assert front.get_ydata().tolist() == [2.5, 1.5]  # a smaller error for more bytes
     with pytest.raises(RayflError, match="result: no run has a result 'mea'; did you mean 'rmse'"):
