@@ -981,7 +981,7 @@ def doctor() -> None:
         try:
             data = dataset()
             available, remedy = data.available(data.root or root), data.remedy(data.root or root)
-        except ValueError:  # settings without a default, such as a path
+        except ConfigError:  # settings without a default, such as a path
             continue
         table.add_row(
             f"[bold]data: {name}[/bold]",

@@ -99,35 +99,40 @@ class MethodPlots:
     @property
     def results(self) -> list[str]:
         """The results of which there are figures, the main one first."""
-        return list(self._described)
+        runs = self._runs()
+        names = ("accuracy", *described_in(runs))
+        return [name for name in names if any(run.has(name) for run in runs)]
 
-    @property
-    def _described(self) -> dict[str, str]:
-        """What tests of any run measured, by name, and what that is."""
-        runs = [run for name in self._methods.names for run in self._methods.runs(name)]
-        described = {"accuracy": "accuracy (%)", **described_in(runs)}
-        return {name: text for name, text in described.items() if any(run.has(name) for run in runs)}
+    def _runs(self) -> list[RunFiles]:
+        return [run for name in self._methods.names for run in self._methods.runs(name)]
+
+    def _candidates(self) -> Iterator[Drawn]:
+        """What a figure may show, the main result first; runs are read only if there are no accuracies."""
+        yield Drawn("accuracy", "accuracy (%)")
+        yield from (Drawn(name, about) for name, about in described_in(self._runs()).items())
 
     def _figure(
         self, draw: Callable[[Any, Drawn], bool], result: str | None, room_for_all: bool = False
     ) -> Picture:
-        names, described = list(self._methods.names), self._described
-        if result is None:
-            result = next(iter(described), "accuracy")
-        elif described and result not in described:
-            raise ArgumentError("result", f"no run has a result {result!r}", nearest(result, described))
-        with rc_context({**STYLE, **font_settings(names)}):
-            figure = Picture(figsize=(3.5, 2.6), layout="constrained")
-            FigureCanvasAgg(figure)
-            axes = figure.add_subplot()
-            if not draw(axes, Drawn(result, described.get(result, result))):
-                raise RayflError("no finished run has the numbers for this figure")
-            if axes.get_legend_handles_labels()[0]:
-                _legend(figure, axes)
-            if len(names) > MOST_METHODS and not room_for_all:
-                left_out = ", ".join(map(escaped, names[MOST_METHODS:]))
-                axes.set_title(fill(f"without {left_out}", 70), fontsize=5, loc="left")
-        return figure
+        names = list(self._methods.names)
+        for drawn in self._candidates():
+            if result not in (None, drawn.name):
+                continue
+            with rc_context({**STYLE, **font_settings(names)}):
+                figure = Picture(figsize=(3.5, 2.6), layout="constrained")
+                FigureCanvasAgg(figure)
+                axes = figure.add_subplot()
+                if not draw(axes, drawn):
+                    continue
+                if axes.get_legend_handles_labels()[0]:
+                    _legend(figure, axes)
+                if len(names) > MOST_METHODS and not room_for_all:
+                    left_out = ", ".join(map(escaped, names[MOST_METHODS:]))
+                    axes.set_title(fill(f"without {left_out}", 70), fontsize=5, loc="left")
+            return figure
+        if result is not None and (known := self.results) and result not in known:
+            raise ArgumentError("result", f"no run has a result {result!r}", nearest(result, known))
+        raise RayflError("no finished run has the numbers for this figure")
 
 
 # --- numbers --------------------------------------------------------------------------------------------

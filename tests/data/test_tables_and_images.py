@@ -163,7 +163,7 @@ def test_predicted_classes_have_the_names_of_the_table(tmp_path: Path) -> None:
 def test_a_column_that_is_not_there_cannot_divide_the_tests(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.test_by: .* no column 'hopsital'; did you mean 'hospital'"):
         table(tmp_path / "people.csv", test_by="hopsital")
-    with pytest.raises(ValueError, match="test_by would change nothing"):
+    with pytest.raises(ConfigError, match="table: test_by would change nothing"):
         table(
             tmp_path / "people.csv", test_by="hospital", test_fraction=None, test_path=tmp_path / "people.csv"
         )

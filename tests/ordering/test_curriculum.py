@@ -331,6 +331,6 @@ def test_experts_that_will_not_do(tmp_path):
 
 def test_an_expert_and_its_score_go_together(tmp_path):
     for fields in ({"score": "expert"}, {"expert": tmp_path / "x"}, {"score": "local", "expert": "x"}):
-        with pytest.raises(ValueError, match="the setting expert"):
+        with pytest.raises(ConfigError, match="the setting expert"):
             order(**fields)
     assert order(score="expert", expert="x.safetensors").expert.is_absolute()
