@@ -190,7 +190,8 @@ class Comparison:
             columns.append(Column("seeds", [len(group.runs) for group in self.groups], "number:0"))
         shown = [
             ("accuracy_mean", "accuracy, last", _percent if self.seeds else _percent_of_clients),
-            ("accuracy_mean_max", "best round", _percent),
+            ("accuracy_mean_best_validation", "best round by validation", _percent),
+            ("accuracy_mean_max", "best round by test", _percent),
             ("accuracy_worst10", "worst 10 %", _percent),
             ("accuracy_var", "variance, %²", _decimals(1)),
             ("local_accuracy_mean", "local models", _percent),
@@ -243,8 +244,8 @@ class Comparison:
         )
         if accurate:
             text += (
-                " The best round is chosen among those in which all clients were tested, on these same test "
-                "samples, so its accuracy is biased upwards."
+                " The best round by test is chosen among those in which all clients were tested, on these "
+                "same test samples, so its accuracy is biased upwards."
             )
         if self.seeds:
             text += (
@@ -619,7 +620,8 @@ def _each_run(comparison: Comparison) -> Section | None:
     shown = [
         ("seed", "seed", "text"),
         ("accuracy_mean", "accuracy, last", "percent:1"),
-        ("accuracy_mean_max", "best", "percent:1"),
+        ("accuracy_mean_best_validation", "best by validation", "percent:1"),
+        ("accuracy_mean_max", "best by test", "percent:1"),
         ("accuracy_worst10", "worst 10 %", "percent:1"),
         *((f"{name}_mean", name, "number:3") for name in comparison.measures),
         *([] if comparison._has_results else [("loss_mean", "test loss", "number:4")]),
@@ -648,7 +650,8 @@ def _percent(group: Group, column: str) -> str:
     """The mean with half of its interval over seeds, which a single run does not have."""
     interval = group.interval(column)
     error = interval.half if interval.bounded else None
-    return uncertain(interval.mean, error, group.estimated and column != "accuracy_mean_max")
+    best = column in ("accuracy_mean_max", "accuracy_mean_best_validation")  # never an estimate
+    return uncertain(interval.mean, error, group.estimated and not best)
 
 
 def _percent_of_clients(group: Group, column: str) -> str:

@@ -307,7 +307,8 @@ class RunFiles:
 
         ``accuracy_mean`` and the like are those of the last evaluation; if ``estimated_from`` is set, it is
         an estimate from that many clients. ``accuracy_mean_max`` is the highest mean among
-        :meth:`contenders`, in round ``max_round``; ``accuracy_client_best`` is the mean over clients of each
+        :meth:`contenders`, in round ``max_round``; ``accuracy_mean_best_validation`` is that of the contender
+        with the highest validation accuracy; ``accuracy_client_best`` is the mean over clients of each
         client's own best round. Rounds are indices from 0. Bytes and seconds are totals of the run, as in the
         closing table; for an unfinished run, seconds are the sum over its rounds.
         """
@@ -326,6 +327,7 @@ class RunFiles:
         for name in dict.fromkeys((*METRIC_COLUMNS, *in_rounds)):
             row[name] = _number(evaluated[name].iloc[-1]) if name in evaluated and len(evaluated) else None
         row["last_round"] = row["accuracy_mean_max"] = row["max_round"] = None
+        row["accuracy_mean_best_validation"] = None
         if len(evaluated):
             row["last_round"] = int(evaluated["round"].iloc[-1])
         contenders = self.contenders()
@@ -333,6 +335,10 @@ class RunFiles:
             best = int(contenders["accuracy_mean"].argmax())
             row["accuracy_mean_max"] = _number(contenders["accuracy_mean"].iloc[best])
             row["max_round"] = int(contenders["round"].iloc[best])
+            validated = numbers(contenders, "validation_accuracy_mean")
+            if validated is not None and not np.isnan(validated).all():
+                chosen = contenders["accuracy_mean"].iloc[int(np.nanargmax(validated))]
+                row["accuracy_mean_best_validation"] = _number(chosen)
         means = {
             f"{test}{result}_mean": column_of(test, result)
             for result in self.results

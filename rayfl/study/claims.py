@@ -375,12 +375,15 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
     compared = _IN_ASCII.get(comparison[0], comparison[0])
     if compared == "~":
         number = reader.number() if reader.take(_TOLERANCE) else None
-        if number is None:
-            raise reader.fail("~ takes a tolerance", "such as ~ 77.3 +- 3")
+        if not number:
+            what = "~ takes a tolerance" if number is None else "its tolerance is 0"
+            raise reader.fail(what, "such as ~ 77.3 +- 3")
         tolerance = number
     reader.space()
     if reader.position < len(reader.text):
-        raise reader.fail(f"{reader.text[reader.position :]!r} is unexpected")
+        rest = reader.text[reader.position :]
+        remedy = "a claim has one comparison: write two claims" if _COMPARISON.match(rest) else ""
+        raise reader.fail(f"{rest!r} is unexpected", remedy)
     terms = (*left, *(replace(term, factor=-term.factor) for term in right))
     if not terms:
         raise reader.fail("it names no method")

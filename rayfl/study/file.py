@@ -188,10 +188,13 @@ class Report(Section):
     @property
     def names(self) -> tuple[str, ...]:
         """The columns, each as one name: ``rounds_to_80``."""
-        return tuple(
-            name if isinstance(name, str) else "_".join(f"{key}_{value:g}" for key, value in name.items())
-            for name in self.columns
-        )
+        return tuple(name if isinstance(name, str) else _as_name(name) for name in self.columns)
+
+
+def _as_name(column: Mapping[str, float]) -> str:
+    """``rounds_to: 80`` as ``rounds_to_80``."""
+    ((name, target),) = column.items()
+    return f"{name}_{target:g}"
 
 
 def _target_of(column: Mapping[Any, Any]) -> dict[str, float]:
@@ -204,7 +207,7 @@ def _target_of(column: Mapping[Any, Any]) -> dict[str, float]:
     given = f"{{{', '.join(f'{key}: {value}' for key, value in column.items())}}}"
     given = given if len(given) <= 60 else f"{given[:57]}..."
     raise ValueError(
-        f"columns: {given}: expected rounds_to or bytes_to and an accuracy in %, such as rounds_to: 80"
+        f"got {given}; expected rounds_to or bytes_to and an accuracy in %, such as rounds_to: 80"
     )
 
 
@@ -222,15 +225,32 @@ class Expected(Section):
     @field_validator("figures", mode="before")
     @classmethod
     def _name_points(cls, value: Any) -> Any:
-        """Points of the grid are often numbers: ``FedAvg: {0.1: 77.3}``."""
+        """Points of the grid are often numbers: ``FedAvg: {0.1: 77.3}``. Pydantic takes true for 1."""
         if not isinstance(value, Mapping):
             return value
+        for label, each in value.items():
+            figures = each.values() if isinstance(each, Mapping) else (each,)
+            for figure in figures:
+                if isinstance(figure, bool):
+                    raise ValueError(f"the figure of {label} is {str(figure).lower()}; expected a number")
         return {
             label: {shown(point): figure for point, figure in each.items()}
             if isinstance(each, Mapping)
             else each
             for label, each in value.items()
         }
+
+    @field_validator("column", mode="before")
+    @classmethod
+    def _read_target(cls, value: Any) -> Any:
+        return _as_name(_target_of(value)) if isinstance(value, Mapping) else value
+
+    @field_validator("within", mode="before")
+    @classmethod
+    def _tolerance(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError(f"got {str(value).lower()}; expected a number > 0")
+        return value
 
     def claim(self, label: str, figure: float) -> str:
         """The claim that a method has its figure; there must be a tolerance."""

@@ -23,7 +23,7 @@ from rayfl.study.file import StudyFile
 from rayfl.study.methods import MethodsAt
 from rayfl.study.outcome import Study
 from rayfl.study.plan import PlannedRun, spoken
-from rayfl.study.results import Results, known_numbers, title_of, written
+from rayfl.study.results import Results, known_numbers, title_of, unit_of_column, written
 from rayfl.study.running import directory_of, is_finished
 from rayfl.study.tables import TextTable
 from rayfl.units import UNKNOWN
@@ -345,11 +345,8 @@ _HIDDEN_COLUMNS = ("key", "path", "rayfl", "error")
 
 def _column_format(column: str, default: str = "number:2") -> str:
     """How numbers of a column are written on the page; ``default`` if they have no unit."""
-    if "bytes" in column:
-        return "size"
-    if column == "seconds":
-        return "duration"
-    return "percent:1" if "(%)" in title_of(column) else default
+    formats = {"bytes": "size", "seconds": "duration", "%": "percent:1"}
+    return formats.get(unit_of_column(column), default)
 
 
 def _point_name(point: Point) -> str:

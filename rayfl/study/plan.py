@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -254,7 +255,8 @@ def resolved(
     grid = [change for axis, at in point.items() for change in overrides_of(study.axes[axis][at])]
     kept = _not_replaced(settings, paths_of(study.all_methods[label]))
     of_all, for_algorithm = _separated([*kept, *grid])
-    tuned_of_all, tuned_for_algorithm = _separated(tuned)
+    of_tuned = list(tuned)
+    tuned_of_all, tuned_for_algorithm = _separated(of_tuned)
     base = _base_of(study)
     try:
         if name is None:
@@ -272,12 +274,25 @@ def resolved(
         if name is not None and name not in ALGORITHMS:  # plug-ins are known by now
             where = study.place_of_setting(where, "algorithm")
             raise ConfigError(f"{where}: algorithm", error.what, error.remedy) from None
-        for part, overrides in (("base", []), ("settings", settings), ("grid", [*settings, *grid])):
-            if str(_error_in(base, overrides, name)) == str(error):
+        tuned_too = [*settings, *grid, *of_tuned]
+        for part, overrides in (
+            ("base", []),
+            ("settings", settings),
+            ("grid", [*settings, *grid]),
+            ("tune", tuned_too if of_tuned else []),
+        ):
+            if _first_mistake(_error_in(base, overrides, name)) == _first_mistake(error):
                 where = part
                 break
         where = study.place_of_setting(where, error.where)
         raise ConfigError(f"{where}: {error.where}", error.what, error.remedy) from None
+
+
+def _first_mistake(error: ConfigError | None) -> tuple[str, str, str] | None:
+    """An error without the number of other mistakes, which may lie elsewhere."""
+    if error is None:
+        return None
+    return error.where, re.sub(r" \(and \d+ more mistakes?\)", "", error.what), error.remedy
 
 
 def _base_of(study: StudyFile) -> dict[str, Any]:

@@ -18,7 +18,15 @@ from rayfl.study import searching, tables, tuning
 from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, Expected, StudyFile, shown
 from rayfl.study.plan import PlannedRun, hashed_settings, place_of, plan, points
-from rayfl.study.results import MOST_GROUPS, Results, check_column, group_of, is_percentage, known_numbers
+from rayfl.study.results import (
+    MOST_GROUPS,
+    Results,
+    check_column,
+    group_of,
+    is_percentage,
+    known_numbers,
+    unit_of_column,
+)
 from rayfl.study.running import has_ended
 
 _MOST_SECONDS = 60.0
@@ -331,6 +339,7 @@ def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
                 what = f"{axis} is {statement.terms[0].at[axis]} in brackets"
                 raise ConfigError(f"claims: {claim.claim!r}: at", what, "leave it out of at or of the claim")
         _refuse_fraction(statement)
+        _refuse_mixed_units(statement)
         whole = (replace(statement, text=""), _at(claim, axes), claim.source, claim.protocol)
         if whole in seen:
             raise ConfigError(f"claims: {claim.claim!r}", "is given twice", "leave one out")
@@ -352,6 +361,20 @@ def _refuse_fraction(statement: Statement) -> None:
     if alone and high and "accuracy" in term.column and is_percentage(term.column):
         what = f"{term.column} is in percent, and {statement.bound:g} is below 1 %"
         raise ConfigError(f"claims: {statement.text!r}", what, f"such as {100 * statement.bound:g}")
+
+
+def _refuse_mixed_units(statement: Statement) -> None:
+    """Refuse plain sums of percentages, bytes, seconds and rounds; with factors they may be weighed.
+
+    Raises:
+        ConfigError
+    """
+    units = {term.column: unit_of_column(term.column) for term in statement.terms}
+    plain = all(abs(term.factor) == 1 for term in statement.terms)
+    if plain and all(units.values()) and len(set(units.values())) > 1:
+        what = " and ".join(f"{column} ({unit})" for column, unit in units.items())
+        remedy = "give the numbers of one a factor, such as 0.001 * A.seconds"
+        raise ConfigError(f"claims: {statement.text!r}", f"compares {what}", remedy)
 
 
 def _at(claim: Claim, axes: Mapping[str, Sequence[str]]) -> dict[str, str]:

@@ -181,7 +181,9 @@ def check_column(column: str, where: str, configs: Sequence[Config], method: str
     if column not in known_names and target is None and group_of(column) is None:
         mean = f"{column}_mean"
         remedy = f"did you mean {mean!r}?" if mean in known_names else nearest(column, known_names)
-        if not remedy.startswith("did"):  # there are hundreds
+        if target := re.fullmatch(r"\w*(rounds|bytes)_to", column):
+            remedy = f"name an accuracy in %, such as {target[0]}_80"
+        elif not remedy.startswith("did"):  # there are hundreds
             remedy = f"such as {', '.join(_SUGGESTED)}; a run's summary.json has all of them"
         raise ConfigError(where, f"no run has a number named {column!r}", remedy)
     if target and not 0 < float(target["target"]) <= 100:
@@ -525,12 +527,21 @@ def _cell(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | dict) else value
 
 
+def unit_of_column(column: str) -> str:
+    """The unit of a column's numbers: ``%``, ``bytes``, ``seconds``, ``rounds``; empty without one."""
+    if "bytes" in column:
+        return "bytes"
+    if column == "seconds":
+        return "seconds"
+    if "rounds_to_" in column:
+        return "rounds"
+    return "%" if title_of(column).partition(",")[0].endswith("(%)") else ""
+
+
 def written(column: str) -> Callable[[float], str]:
     """The function that writes a column's numbers as text."""
-    if "bytes" in column:
-        return size
-    if column == "seconds":
-        return duration
+    if (unit := unit_of_column(column)) in ("bytes", "seconds"):
+        return size if unit == "bytes" else duration
     counts = column in ("clusters", "fallbacks", "newcomers", "distinct_test_samples")
     if counts or "rounds_to_" in column or "round_best_" in column:
         return _count

@@ -8,9 +8,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -61,6 +62,7 @@ class Runner:
         inline: run everything in this process, one run after another.
         jobs: number of parallel runs; None to choose.
         watch: callbacks.
+        begin: makes the folders of the study, before its first runs but after all that may refuse them.
         archive: a folder of finished runs to take from and to add to; None for none.
         errors: errors of failed runs by key; filled.
         stopped: whether runs were stopped; set.
@@ -71,6 +73,7 @@ class Runner:
     inline: bool
     jobs: int | None
     watch: Watch
+    begin: Callable[[], None]
     archive: Path | None = None
     errors: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
@@ -102,12 +105,13 @@ class Runner:
                 again = f"to repeat it, remove {directory_of(run)}"
                 archived = ", and its file from the archive" if self.archive is not None else ""
                 self.errors[run.key] = f"{error} (an earlier attempt; {again}{archived})"
-        missing = unfinished(runs)
-        if not missing or self.stopped:
+        missing = [] if self.stopped else unfinished(runs)
+        check_clients(missing)
+        self.begin()
+        if not missing:
             return
         if self.archive is not None:
             _check_writable(self.archive)
-        check_clients(missing)
         allocation = self.allocate(len(missing), missing[0])
         by_key = {run.key: run for run in missing}
         with stop_file(self.folder) as stop:
@@ -320,18 +324,23 @@ def execute(
     others = {run.config.output.folder for run in prepared.runs}
     if archive is not None and not _holds_first_runs(prepared, archive):
         others.add(archive)
-    files.make(folder, parents=True)
-    # Before the runs, so that a disk that cannot be written fails now
-    files.write(folder / COPY, dump(prepared.study.content()))
-    for each in others:
-        files.make(each, parents=True)
-        _check_writable(each)
-    runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), archive)
+
+    @cache
+    def begin() -> None:
+        """Before the runs, so that a disk that cannot be written fails then."""
+        files.make(folder, parents=True)
+        files.write(folder / COPY, dump(prepared.study.content()))
+        for each in others:
+            files.make(each, parents=True)
+            _check_writable(each)
+
+    runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), begin, archive)
     study = prepared.study
     chosen: tuning.Chosen = {}
     tuned: list[dict[str, Any]] = []
     if study.tune is not None:
         chosen, tuned = _choose_settings(prepared, runner)
+        runner.begin()  # all trials may have ended before
         files.write(folder / "tuned.json", json.dumps(clean(_without_infinities(tuned)), indent=1) + "\n")
         if runner.stopped:  # what the study itself would run is not known yet: no tables, no verdicts
             return Study(folder, Results(study, (), prepared.columns, runner.errors), (), tuple(tuned), True)
@@ -397,6 +406,7 @@ def _search_settings(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, l
             break
         outcome = searching.remembered(study, label)
         if outcome is None:
+            runner.begin()
             first = next(run for run in plan(study) if run.method == label)
             allocation = runner.allocate(study.tune.samples, first)
             with stop_file(runner.folder) as stop, interruptible(stop.ask):

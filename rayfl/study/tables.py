@@ -14,7 +14,7 @@ from rayfl.statistics import FEW
 from rayfl.study.claims import UNDECIDED, Judgement, Statement
 from rayfl.study.file import Expected, StudyFile, Tune, shown
 from rayfl.study.plan import place_of, spoken
-from rayfl.study.results import Results, better, cell, targets_accuracy, title_of, written
+from rayfl.study.results import Results, better, cell, targets_accuracy, title_of, unit_of_column, written
 from rayfl.units import UNKNOWN, counted, duration, number, size
 
 if TYPE_CHECKING:
@@ -404,12 +404,10 @@ def _value_and_interval(judgement: Judgement) -> tuple[str, str]:
 
 def unit_of(statement: Statement) -> str:
     """The unit of a claim's numbers: ``%``, ``points`` of percentages, ``B``, ``s``; empty without one."""
-    titles = [title_of(column).partition(",")[0] for column in statement.columns]
-    if all(title.endswith("(%)") for title in titles):
+    units = set(map(unit_of_column, statement.columns))
+    if units == {"%"}:
         return "%" if len(statement.terms) == 1 and not statement.constant else "points"
-    if all("bytes" in column for column in statement.columns):
-        return "B"
-    return "s" if statement.columns == {"seconds"} else ""
+    return {"bytes": "B", "seconds": "s"}.get(units.pop(), "") if len(units) == 1 else ""
 
 
 def amount(value: float, unit: str) -> str:

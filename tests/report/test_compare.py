@@ -140,7 +140,8 @@ def test_estimates_are_marked_and_no_best(make_run: MakeRun, tmp_path: Path):
     assert table["estimated_from"].tolist() == [8.0, None]
     page = Comparison.of([estimated, whole]).write(tmp_path / "c.html").read_text()
     row = dict(zip(*rows(page)[:2], strict=True))
-    assert (row["accuracy, last"], row["worst 10 %"], row["best round"]) == ("≈ 85.0 %", "≈ 65.0 %", "–")
+    assert (row["accuracy, last"], row["worst 10 %"]) == ("≈ 85.0 %", "≈ 65.0 %")
+    assert row["best round by test"] == "–"
     assert "≈ marks an estimate" in page
     assert "≈" not in text_of(Comparison.of([whole]).write(tmp_path / "d.html").read_text())
 
@@ -344,3 +345,14 @@ def test_seeds_of_changed_code_are_told(make_run: MakeRun):
     for run, version in zip(runs, ("0.1.0", "0.2.0"), strict=True):
         (run / "environment.json").write_text(json.dumps({"versions": {"rayfl": version}}))
     assert Comparison.of(runs).groups[0].changed_code == ["rayfl"]
+
+
+def test_the_best_round_by_validation_is_beside_that_by_test(make_run: MakeRun) -> None:
+    """The best round is the third by accuracy on test data, and the last by accuracy on validation data."""
+    run = make_run("one")
+    rounds = pd.read_csv(run / "rounds.csv").assign(validation_accuracy_mean=[50.0, None, 70.0, 80.0, None])
+    rounds.to_csv(run / "rounds.csv", index=False)
+    row = RunFiles.read(run).headline()
+    assert (row["accuracy_mean_max"], row["accuracy_mean_best_validation"]) == (90, 85)
+    shown = dict(zip(*rows(Comparison.of([run]).write(run / "c.html").read_text())[:2], strict=True))
+    assert (shown["best round by validation"], shown["best round by test"]) == ("85.0 %", "90.0 %")

@@ -1012,6 +1012,21 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_pat
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_refused_study_leaves_no_trace_and_the_copy_of_the_former(tmp_path: Path) -> None:
+    """That no run can have so many clusters is found when the clients are given their data."""
+    settings = [f"output.root={tmp_path / 'runs'}"]
+    bad = {**SMALL["methods"], "PACFL": {"algorithm": "pacfl", "clustering.n_clusters": 1000}}
+    refused = prepare(take({**SMALL, "methods": bad}, tmp_path, settings=settings))
+    with pytest.raises(ConfigError, match="PACFL"):
+        execute(refused, tmp_path / "out", inline=True)
+    assert list(tmp_path.iterdir()) == []
+    execute(prepare(take({**SMALL, "seeds": 0}, tmp_path, settings=settings)), tmp_path / "out", inline=True)
+    former = (tmp_path / "out" / "study.yaml").read_text()
+    with pytest.raises(ConfigError, match="PACFL"):
+        execute(refused, tmp_path / "out", inline=True)
+    assert (tmp_path / "out" / "study.yaml").read_text() == former
+
+
 def test_an_estimate_says_what_could_not_be_timed(tmp_path: Path) -> None:
     values = {**SMALL, "claims": [], "expected": [], "grid": {}, "report": {}, "seeds": 0}
     methods = {"good": {"algorithm": "fedavg"}, "wild": {"algorithm": "fedavg", "training.lr": 1e30}}
