@@ -183,6 +183,10 @@ _TIMING_SECONDS = 60.0
 """After this long no further kind of run is timed, so that a large study is estimated soon as well."""
 
 
+_WARM_UP_SECONDS = 10.0
+"""If timing the first kind of run took no longer, it is timed again: other runs of a process start faster."""
+
+
 def _costs_of_kinds(
     finished: Sequence[PlannedRun], missing: Sequence[PlannedRun], watch: Callable[[str], object]
 ) -> tuple[dict[str, _Cost], list[str]]:
@@ -201,7 +205,10 @@ def _costs_of_kinds(
         if (timed or failures) and time.perf_counter() - start > _TIMING_SECONDS:
             break
         watch(f"a round of {run.method} is timed ({timed + len(failures) + 1} of {len(kinds)})")
+        begun = time.perf_counter()
         costs[key], error = _timed_cost(run)
+        if not (timed or failures or error) and time.perf_counter() - begun < _WARM_UP_SECONDS:
+            costs[key], error = _timed_cost(run)  # the first run of a process imports and compiles for all
         if error:
             failures.append(f"a round of {run.method} failed and is not counted: {error}")
             continue

@@ -1126,6 +1126,21 @@ def test_a_large_study_is_estimated_from_some_kinds_of_runs(
     assert told[0] == "a round of slow is timed (1 of 6)"
 
 
+def test_the_first_run_of_a_process_is_timed_again_if_it_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It imports and compiles what all others find."""
+    costs = iter(
+        [_Cost(once=5.0, of_round=1.0), _Cost(once=0.5, of_round=1.0), _Cost(once=0.5, of_round=2.0)]
+    )
+    monkeypatch.setattr("rayfl.study.estimate.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr("rayfl.study.estimate._timed_cost", lambda run: (next(costs), ""))
+    values = {**SMALL, "claims": [], "expected": [], "report": {}, "seeds": 0, "grid": {}}
+    values["methods"] = {"one": {"algorithm": "fedavg"}, "two": {"algorithm": "fedavg", "training.lr": 0.2}}
+    prepared = prepare(take(values, tmp_path, settings=["rounds=2", f"output.root={tmp_path}"]))
+    assert estimate(prepared.runs).seconds == pytest.approx(0.5 + 2 * 1 + 0.5 + 2 * 2)
+
+
 def test_an_estimate_of_which_nothing_is_known_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
