@@ -1130,7 +1130,7 @@ def test_the_first_run_of_a_process_is_timed_again_if_it_is_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It imports and compiles what all others find."""
-    costs = iter(
+    costs = iter(_Cost(once, of_round) for once, of_round in ((5.0, 1.0), (0.5, 1.0), (0.5, 2.0)))
         [_Cost(once=5.0, of_round=1.0), _Cost(once=0.5, of_round=1.0), _Cost(once=0.5, of_round=2.0)]
     )
     monkeypatch.setattr("rayfl.study.estimate.time", SimpleNamespace(perf_counter=lambda: 0.0))
