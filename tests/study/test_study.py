@@ -1131,8 +1131,6 @@ def test_the_first_run_of_a_process_is_timed_again_if_it_is_short(
 ) -> None:
     """It imports and compiles what all others find."""
     costs = iter(_Cost(once, of_round) for once, of_round in ((5.0, 1.0), (0.5, 1.0), (0.5, 2.0)))
-        [_Cost(once=5.0, of_round=1.0), _Cost(once=0.5, of_round=1.0), _Cost(once=0.5, of_round=2.0)]
-    )
     monkeypatch.setattr("rayfl.study.estimate.time", SimpleNamespace(perf_counter=lambda: 0.0))
     monkeypatch.setattr("rayfl.study.estimate._timed_cost", lambda run: (next(costs), ""))
     values = {**SMALL, "claims": [], "expected": [], "report": {}, "seeds": 0, "grid": {}}
