@@ -30,7 +30,7 @@ def test_headline_by_hand(run_dir: Path):
         "cluster_var_within": None, "cluster_var_between": None,
         "perplexity_mean": None, "estimated_from": None,
         "local_accuracy_mean": None, "validation_accuracy_mean": None, "common_accuracy_mean": None,
-        "last_round": 3, "accuracy_mean_max": 90.0, "max_round": 2,
+        "last_round": 3, "accuracy_mean_max": 90.0, "accuracy_mean_best_validation": None, "max_round": 2,
         "accuracy_client_best": (70 + 99 + 100 + 91) / 4,
         "finetuned_accuracy_mean": None,
         "newcomers_accuracy_mean": None,
