@@ -465,11 +465,11 @@ def _check_attributes(part: type[Section], base: type[Section], own_classes: tup
             continue
         for name in attributes:
             if name in each.model_fields:
-                raise ValueError(f"{label}.{name} is no setting; write {name}: ClassVar = ...")
+                raise ValueError(f"{label}.{name} is no setting; write {name}: ClassVar[Any] = ...")
         for name in each.__class_vars__ & {*vars(each), *vars(each).get("__annotations__", ())}:
             close = difflib.get_close_matches(name, attributes, 1, _MISSPELT)
             if close and not name.startswith("_") and name not in attributes:
-                expected = f"expected {close[0]}: ClassVar = ..."
+                expected = f"expected {close[0]}: ClassVar[Any] = ..."
                 raise ValueError(f"{label}.{name} is no attribute of {base.__name__}; {expected}")
         if "__init__" in vars(each) and not each.__module__.startswith(_RAYFL):
             parameters = inspect.signature(each.__init__).parameters.values()
@@ -478,7 +478,7 @@ def _check_attributes(part: type[Section], base: type[Section], own_classes: tup
                 raise ValueError(f"{label} has its own __init__, which does not take its settings; {remedy}")
     for method, attribute in base.called_with.items():
         if getattr(part, method) is not getattr(base, method) and not getattr(part, attribute):
-            remedy = f"add {attribute}: ClassVar = True, or leave it out"
+            remedy = f"add {attribute}: ClassVar[bool] = True, or leave it out"
             raise ValueError(f"{label}.{method} is called only if {attribute} is true; {remedy}")
 
 

@@ -332,7 +332,7 @@ class _Answers(dict[str, Any]):
         if self.algorithm.mixes_by_reports:
             remedy = nearest(name, self) if self else f"{self.algorithm.name}.reports returns none"
             raise _NoReport(where, f"there is no report {name!r}", remedy)
-        remedy = "set mixes_by_reports: ClassVar = True in the class"
+        remedy = "set mixes_by_reports: ClassVar[bool] = True in the class"
         raise _NoReport(where, f"has no reports, such as {name!r}", remedy)
 
 

@@ -147,7 +147,7 @@ class Unused(LocalObjective):
 
 class Attribute(FedAvg):
     name: Literal["bad_attribute"] = "bad_attribute"
-    default: ClassVar = {"training": {"momentum": 0.9}}
+    default: ClassVar[Any] = {"training": {"momentum": 0.9}}
 
 
 class Setting(FedAvg):
@@ -171,7 +171,7 @@ class Asks(FedAvg):
 
 class AsksForAnother(FedAvg):
     name: Literal["bad_asks_another"] = "bad_asks_another"
-    mixes_by_reports: ClassVar = True
+    mixes_by_reports: ClassVar[bool] = True
 
     def reports(self, setup, state):
         return {"size": UpdateLengths()}
@@ -192,7 +192,7 @@ class Reweighs(Aggregation):
 
 class NoProximity(Signature):
     name: Literal["bad_proximity"] = "bad_proximity"
-    proximities: ClassVar = "euclidean"
+    proximities: ClassVar[Any] = "euclidean"
 
     def compute(self, *given):
         return None
@@ -842,15 +842,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "objective, its own models": (
         {"local": Unused()},
-        r"local: bad_unused.client_model is called only if personal is true; add personal: ClassVar = True",
+        r"local: bad_unused.client_model is called only if personal is true; add personal: ClassVar\[bool\] = True",
     ),
     "attribute": (
         {"algorithm": Attribute()},
-        r"algorithm: bad_attribute.default is no attribute of Algorithm; expected defaults: ClassVar = ...",
+        r"algorithm: bad_attribute.default is no attribute of Algorithm; expected defaults: ClassVar\[Any\] = .",
     ),
     "attribute without its kind": (
         {"algorithm": Setting()},
-        r"algorithm: bad_setting.selects is no setting; write selects: ClassVar = ...",
+        r"algorithm: bad_setting.selects is no setting; write selects: ClassVar\[Any\] = .",
     ),
     "constructor": (
         {"algorithm": Constructed("x")},
@@ -858,7 +858,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mix without reports": (
         {"algorithm": Asks()},
-        r"bad_asks.mix: has no reports, such as 'size'; set mixes_by_reports: ClassVar = True in the class",
+        r"bad_asks.mix: has no reports, such as 'size'; set mixes_by_reports: ClassVar\[bool\] = True in the class",
     ),
     "mix with another report": (
         {"algorithm": AsksForAnother()},
