@@ -98,7 +98,8 @@ class Clustering(Section):
     def _fits_together(self) -> Clustering:
         name, own = self.signature.name, self.signature.proximities
         if not isinstance(own, tuple | list) or not own or not set(own) <= set(PROXIMITIES):
-            valid = f"expected some of {', '.join(PROXIMITIES)}, such as proximities: ClassVar[Any] = ('euclidean',)"
+            example = "proximities: ClassVar[Any] = ('euclidean',)"
+            valid = f"expected some of {', '.join(PROXIMITIES)}, such as {example}"
             raise ValueError(f"{name}.proximities is {own!r}; {valid}")
         if self.proximity is not None and self.proximity not in self.signature.proximities:
             if self.proximity not in PROXIMITIES:

@@ -842,11 +842,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "objective, its own models": (
         {"local": Unused()},
-        r"local: bad_unused.client_model is called only if personal is true; add personal: ClassVar\[bool\] = True",
+        r"bad_unused.client_model is called only if personal is true; add personal: ClassVar\[bool\] = True",
     ),
     "attribute": (
         {"algorithm": Attribute()},
-        r"algorithm: bad_attribute.default is no attribute of Algorithm; expected defaults: ClassVar\[Any\] = .",
+        r"bad_attribute.default is no attribute of Algorithm; expected defaults: ClassVar\[Any\] = .",
     ),
     "attribute without its kind": (
         {"algorithm": Setting()},
@@ -858,7 +858,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "mix without reports": (
         {"algorithm": Asks()},
-        r"bad_asks.mix: has no reports, such as 'size'; set mixes_by_reports: ClassVar\[bool\] = True in the class",
+        r"bad_asks.mix: has no reports, such as 'size'; set mixes_by_reports: ClassVar\[bool\] = True in",
     ),
     "mix with another report": (
         {"algorithm": AsksForAnother()},
