@@ -60,11 +60,11 @@ def explain(
     others = f" (and {counted(len(rest), 'more mistake')})" if rest else ""
     dotted, owner, last = ".".join(place.path), ".".join(place.path[:-1]), place.path[-1] if depth else ""
     kind, value = first["type"], first.get("input")
-    part = part_name(root) if root is not Config and issubclass(root, Section) else None
-    whole = part or "config"
+    named = part_name(root) if root is not Config and issubclass(root, Section) else None
+    whole = named or "config"
     if kind in ("extra_forbidden", "invalid_key"):
-        inner = part_name(place.owner) if place.owner and owner and issubclass(place.owner, Section) else None
-        within = f" in {owner}" + (f" ({inner})" if inner else "") if owner else ""
+        part = part_name(place.owner) if place.owner and owner and issubclass(place.owner, Section) else None
+        within = f" in {owner}" + (f" ({part})" if part else "") if owner else ""
         return ConfigError(dotted, f"no such setting{within}{others}", _key_remedy(last, place))
     if kind == "no_such_part":
         name = str(first["ctx"]["part"])

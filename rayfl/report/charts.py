@@ -495,7 +495,7 @@ def pareto(
         x, y: the axes.
         alt: a description for screen readers.
         ranked: whether the points can be compared; without it there is no front.
-        smaller: whether a smaller ``y`` is better, too, not a larger one.
+        smaller: whether a smaller ``y`` is better, as of errors, and not a larger one.
     """
     tip = [[m.label, m.column, m.format] for m in (y, x)]
     places = _label_sides(
@@ -576,7 +576,7 @@ def pareto_front(points: Sequence[tuple[Any, Any]], smaller: bool = False) -> li
 
     Args:
         points: pairs of coordinates; those without one are left out.
-        smaller: whether a smaller second coordinate is better, not a larger one.
+        smaller: whether a smaller second coordinate is better, and not a larger one.
     """
     sign = 1 if smaller else -1
     ordered = sorted((x, sign * y) for x, y in points if x is not None and y is not None)
