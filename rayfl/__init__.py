@@ -8,8 +8,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from rayfl.errors import explain_by as _explain_by
 from rayfl.version import __version__ as __version__
 
 _HOME = {
@@ -94,6 +96,16 @@ __all__ = [
     "run",
     "run_study",
 ]
+
+
+def _explain(error: Any, settings: Mapping[str, Any], section: type) -> Exception:
+    """What is wrong with the settings of a section: ``rayfl.config``, which knows all parts, says it."""
+    from rayfl.config.mistakes import explain
+
+    return explain(error, settings, section)
+
+
+_explain_by(_explain)
 
 
 def __dir__() -> list[str]:

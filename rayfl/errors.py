@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
@@ -42,6 +42,22 @@ class ArgumentError(ConfigError):
     def as_option(self) -> str:
         """The message as the command line prints it."""
         return f"--{self.where.replace('_', '-')}{str(self)[len(self.where) :]}"
+
+
+Explain = Callable[[Any, Mapping[str, Any], type], Exception]
+"""From what Pydantic found, the settings and the class of a section to the error that is raised."""
+
+_explanations: list[Explain] = []
+
+
+def explain_by(explain: Explain) -> None:
+    """Set how mistakes in the settings of sections that are built from Python become errors."""
+    _explanations[:] = [explain]
+
+
+def explained(error: Exception, settings: Mapping[str, Any], section: type) -> Exception:
+    """The error for what Pydantic found in the settings of a section; see :func:`explain_by`."""
+    return _explanations[0](error, settings, section)
 
 
 def one_line(error: object) -> str:

@@ -39,6 +39,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import override
 
+from rayfl.errors import explained
+
 
 def _as_written(value: Any, name: str) -> Any:
     """A value as it would be read back from ``config.yaml``.
@@ -77,30 +79,17 @@ Kwargs = Annotated[dict[str, Any], BeforeValidator(_storable_kwargs)]
 resumed run gets the same."""
 
 
-Explain = Callable[[ValidationError, Mapping[str, Any], type[BaseModel]], Exception]
-"""From what Pydantic found, the settings and the class of a section to the error that is raised."""
-
-
 class _Explaining(type(BaseModel)):  # type: ignore[misc]
     """Sections that are built from Python refuse their settings as those of files are refused: in one line.
 
     Sections within sections are validated without a call, so the outermost one explains the mistakes of all.
     """
 
-    explain: Explain | None = None
-
     def __call__(cls, *args: Any, **given: Any) -> Any:
         try:
             return super().__call__(*args, **given)
         except ValidationError as error:
-            if _Explaining.explain is None:
-                raise
-            raise _Explaining.explain(error, given, cls) from None
-
-
-def explain_by(explain: Explain) -> None:
-    """Set how mistakes in the settings of sections become errors: :mod:`rayfl.config` knows all parts."""
-    _Explaining.explain = explain
+            raise explained(error, given, cls) from None
 
 
 if TYPE_CHECKING:

@@ -77,6 +77,21 @@ def test_help_reads_no_configs():
     assert answer(HELP) == {"--version": [], "--help": [], "run --help": []}
 
 
+ALONE = """
+import json
+from rayfl.data.partitions.iid import Iid
+
+try:
+    Iid(spraed=2)
+except Exception as error:
+    print(json.dumps([type(error).__name__, str(error)]))
+"""
+
+
+def test_a_part_is_refused_in_one_line_before_anything_else_is_used():
+    assert answer(ALONE) == ["ConfigError", "spraed: no such setting; did you mean 'spread'?"]
+
+
 UNUSED = """
 import json
 from rayfl import config

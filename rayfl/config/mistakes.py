@@ -12,7 +12,7 @@ from rayfl import plugins
 from rayfl.config.schema import Config
 from rayfl.config.words import describe, item_of, mixed, printable, sections, shown
 from rayfl.errors import ConfigError, nearest
-from rayfl.settings import Section, explain_by, part_name
+from rayfl.settings import Section, part_name
 from rayfl.units import counted
 
 
@@ -82,9 +82,6 @@ def explain(
     if kind == "less_than_equal" and "<" not in place.expected:  # the range of 64 bits
         expected += f" and <= {first['ctx']['le']}"
     return ConfigError(dotted or whole, what + others, f"expected {expected}" if expected else "")
-
-
-explain_by(explain)
 
 
 def _part_remedy(dotted: str, name: str, place: _Place) -> str:
