@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1] / "rayfl"
 
 FLOORS = (
-    "angles backend errors events kept linalg machine memory random server_step torchvision_shim units version",
+    "angles backend errors events kept linalg machine memory random server_step torchvision_shim units "
+    "version",
     "settings",
     "aggregation files given losses plugins statistics",
     "data models paper remote",
